@@ -1,0 +1,52 @@
+"""mldebug finds out why a training run turned to NaN, hangs or is slow.
+
+    from mldebug import DebugUnderflowOverflow
+    DebugUnderflowOverflow(model)  # the run now stops where the first NaN or inf appears
+
+Importing this package loads nothing else: each public name is fetched from its room on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mldebug.core.errors import MldebugError
+    from mldebug.numerics import DebugUnderflowOverflow, Event, NumericsError, NumericsReport, check, diagnose
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DebugUnderflowOverflow",
+    "Event",
+    "MldebugError",
+    "NumericsError",
+    "NumericsReport",
+    "__version__",
+    "check",
+    "diagnose",
+]
+
+# Public name -> the module that defines it. Type checkers read the imports above instead.
+_HOMES = {
+    "DebugUnderflowOverflow": "mldebug.numerics",
+    "Event": "mldebug.numerics",
+    "MldebugError": "mldebug.core.errors",
+    "NumericsError": "mldebug.numerics",
+    "NumericsReport": "mldebug.numerics",
+    "check": "mldebug.numerics",
+    "diagnose": "mldebug.numerics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next look-up no longer comes here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,110 @@
+"""The command line: a table of commands, each in a small module that is loaded when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from mldebug import __version__
+from mldebug.cli._parser import Parser
+from mldebug.core.errors import MldebugError, UsageError
+
+# Command -> (module, the trouble it is for, what it does). The module has PARSER, EPILOG,
+# add_arguments(parser) and run(args) -> int.
+COMMANDS = {
+    "overflow": (
+        "mldebug.cli.overflow",
+        "the loss or a weight turned to NaN or inf",
+        "run a training script and stop where the first NaN or inf appears",
+    ),
+    "demo": (
+        "mldebug.cli.demo",
+        "what does this look like?",
+        "train a tiny T5 that overflows in fp16, and find the layer",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0 fine, 1 trouble found or a failed run, 2 wrong usage.
+
+    Without `argv` this is the command of the process, and `sys.argv` is read.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    try:
+        return _dispatch(arguments, own_process=argv is None)
+    except MldebugError as exc:
+        print(f"mldebug: {exc}", file=sys.stderr)
+        if as_json:
+            error = {"message": exc.message, "hint": exc.hint}
+            print(json.dumps({"schema": 1, "ok": False, "error": error}))
+        return 2 if isinstance(exc, UsageError) else 1
+    except KeyboardInterrupt:
+        print("mldebug: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader went away, as head does. The interpreter must not fail again when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+
+
+def _dispatch(arguments: list[str], own_process: bool) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        return _version(arguments[1:])
+    name = arguments[0].replace("_", "-")
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean `mldebug {near[0]}`?" if near else "`mldebug --help` lists the commands"
+        raise UsageError(f"no command named {arguments[0]!r}", hint)
+    module_name, _trouble, summary = COMMANDS[name]
+    module = importlib.import_module(module_name)
+    description = f"{summary[0].upper()}{summary[1:]}."
+    parser: Parser = module.PARSER(prog=f"mldebug {name}", description=description, epilog=module.EPILOG)
+    module.add_arguments(parser)
+    parsed = _parse(parser, arguments[1:])
+    if isinstance(parsed, int):
+        return parsed
+    parsed.own_process = own_process
+    status = module.run(parsed)
+    return int(status)
+
+
+def _parse(parser: Parser, arguments: list[str]) -> argparse.Namespace | int:
+    """The parsed arguments, or the exit status where argparse has already answered (`--help`)."""
+    try:
+        parsed: argparse.Namespace = parser.parse_args(arguments)
+        return parsed
+    except SystemExit as exc:
+        return int(exc.code or 0)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    lines = ["usage: mldebug COMMAND [options]", "", "Find out why a training run turned to NaN, hangs or is slow.", ""]
+    for name, (_module, trouble, summary) in COMMANDS.items():
+        lines += [f"  {name:<{width}}{trouble}", f"  {'':<{width}}{summary}"]
+    lines += [
+        "",
+        "`mldebug COMMAND --help` lists the options of a command; `mldebug --version` says which version this is.",
+        "Every command has --json, -o FILE, -q and --no-color. Exit status: 0 fine, 1 trouble found, 2 wrong usage.",
+    ]
+    return "\n".join(lines)
+
+
+def _version(rest: list[str]) -> int:
+    if rest == ["--json"]:
+        print(json.dumps({"schema": 1, "version": __version__}))
+    elif not rest:
+        print(f"mldebug {__version__}")
+    else:
+        raise UsageError(f"--version does not take {' '.join(rest)}", "`mldebug --version --json` is all there is")
+    return 0

@@ -1,0 +1,56 @@
+"""An argparse parser with the habits that all commands share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from mldebug.core.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes `--a-b` also as `--a_b`, and raises UsageError where argparse would print its usage and leave."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=formatter, **kwargs)
+
+    def add_argument(self, *flags: Any, **kwargs: Any) -> argparse.Action:
+        hidden = [flag.replace("-", "_").replace("__", "--", 1) for flag in flags if flag.startswith("--")]
+        action = super().add_argument(*flags, *(flag for flag in hidden if flag not in flags), **kwargs)
+        if flags and flags[0].startswith("-"):
+            action.option_strings = list(flags)  # what --help and the errors show; parsing knows all of them
+        return action
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, f"`{self.prog} --help` lists the options")
+
+
+class ScriptParser(Parser):
+    """For a command that runs a script: `script` holds what follows the first `--`, untouched.
+
+    Without `--` the script begins at the first word that is no option; options of its own stay its own.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.usage = f"{self.prog} [options] -- train.py [its arguments]"
+        self.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        own, script = list(args), []
+        if "--" in own:
+            # Split here: argparse keeps or drops a `--` before the rest differently from one Python to the next.
+            at = own.index("--")
+            own, script = own[:at], own[at + 1 :]
+        parsed = super().parse_args(own, namespace)
+        parsed.script = [*parsed.script, "--", *script] if parsed.script and script else parsed.script or script
+        return parsed
+
+
+def add_common(parser: Parser, output: str) -> None:
+    """The options of every command. `output` says what -o writes."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout instead of text")
+    parser.add_argument("-o", "--output", metavar="FILE", help=output)
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless there is trouble")
+    parser.add_argument("--no-color", action="store_true", help="no terminal colours; NO_COLOR=1 does the same")

@@ -1,0 +1,49 @@
+"""Keep stdout for the JSON document while a program runs underneath."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import TextIO
+
+
+class StdoutToStderr:
+    """While entered, what the process and its children write to stdout goes to stderr, at the level of the file
+    descriptor too. `.stdout` is the real one.
+
+    `for_good` leaves it so when the block ends well: a script's exit handlers must not print behind the document.
+    """
+
+    def __init__(self, for_good: bool) -> None:
+        self._for_good = for_good
+
+    def __enter__(self) -> StdoutToStderr:
+        self._python_stdout = sys.stdout
+        sys.stdout.flush()
+        self._saved_fd = os.dup(1)
+        os.dup2(2, 1)
+        # Where Python's own stream is not on descriptor 1 (a notebook, a test), it is the real stdout by itself.
+        self.stdout: TextIO = self._python_stdout
+        if _is_on_fd(self._python_stdout, 1):
+            self.stdout = open(os.dup(self._saved_fd), "w", encoding="utf-8")
+        sys.stdout = sys.stderr
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.stdout is not self._python_stdout:
+            self.stdout.close()
+        if exc is not None or not self._for_good:
+            self._python_stdout.flush()
+            os.dup2(self._saved_fd, 1)
+            sys.stdout = self._python_stdout
+        os.close(self._saved_fd)
+
+
+def _is_on_fd(stream: TextIO, descriptor: int) -> bool:
+    try:
+        return stream.fileno() == descriptor
+    except (AttributeError, OSError, ValueError):
+        return False

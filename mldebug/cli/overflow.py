@@ -1,0 +1,172 @@
+"""`mldebug overflow -- train.py`: run a script under the recorder of NaN and inf."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import traceback
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from mldebug.cli._parser import Parser, ScriptParser, add_common
+from mldebug.cli._streams import StdoutToStderr
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.report import emit
+from mldebug.core.script import exit_status, script_traceback
+
+if TYPE_CHECKING:
+    from mldebug.numerics import NumericsReport
+
+PARSER = ScriptParser
+EPILOG = """\
+examples:
+  mldebug overflow -- train.py --lr 1e-3
+  mldebug overflow --max-frames 50 -o frames.jsonl -- -m project.train
+  torchrun --nproc-per-node 8 -m mldebug overflow -- train.py
+
+The script needs no edit: every model that it calls is watched. Its exit status is passed on, unless the
+recorder stopped it: then it is 1. The report goes to stderr; with --json it goes to stdout, and what the script
+prints goes to stderr."""
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--include", action="append", default=[], metavar="PAT", help="watch modules whose name matches; repeatable"
+    )
+    parser.add_argument(
+        "--exclude", action="append", default=[], metavar="PAT", help="leave out modules whose name matches; repeatable"
+    )
+    parser.add_argument(
+        "--max-frames", type=_count, default=21, metavar="N", help="frames to show before the event (default: 21)"
+    )
+    parser.add_argument(
+        "--trace-batch-nums",
+        type=_numbers,
+        default=(),
+        metavar="N,N",
+        help="print every frame of these batches, counted from 0",
+    )
+    parser.add_argument(
+        "--abort-after-batch-num", type=_number, metavar="N", help="stop the script after this batch, counted from 0"
+    )
+    parser.add_argument(
+        "--check",
+        choices=("step", "async", "each"),
+        default="step",
+        help="when to look: at each optimizer step (the default), one step late without waiting, or at every module",
+    )
+    parser.add_argument(
+        "--on-event",
+        choices=("raise", "warn", "skip"),
+        default="raise",
+        help="stop the script (the default), warn and go on, or drop the batch and go on",
+    )
+    parser.add_argument("--plot", metavar="FILE.png", help="draw abs max by module and step")
+    add_common(parser, output="write the frames to FILE as JSON lines")
+
+
+def run(args: argparse.Namespace) -> int:
+    target, module = _target(args.script)
+    _check_files(args)
+    with StdoutToStderr(for_good=args.own_process) if args.json else nullcontext() as streams:
+        report, status = _run_script(args, target, module)
+        if report is not None:
+            stream = sys.stderr if streams is None else streams.stdout
+            emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color, stream=stream)
+            status = status if _plotted(report, args.plot) else status or 1
+    return status
+
+
+def _run_script(args: argparse.Namespace, target: list[str], module: bool) -> tuple[NumericsReport | None, int]:
+    """What the recorder saw (None: not to be shown) and the status to leave with."""
+    from mldebug.numerics import NumericsError, watch_script
+
+    try:
+        report = watch_script(
+            target,
+            module=module,
+            max_frames_to_save=args.max_frames,
+            trace_batch_nums=args.trace_batch_nums,
+            abort_after_batch_num=args.abort_after_batch_num,
+            check=args.check,
+            on_event=args.on_event,
+            include=args.include,
+            exclude=args.exclude,
+            output=args.output,
+        )
+    except NumericsError as exc:
+        return exc.report, 1
+    except SystemExit as exc:
+        return getattr(exc, "report", None), exit_status(exc)
+    except KeyboardInterrupt as exc:
+        print("mldebug: interrupted", file=sys.stderr)
+        return getattr(exc, "report", None), 130
+    except BaseException as exc:
+        if isinstance(exc, MldebugError) and script_traceback(exc) is None:
+            raise  # not the script's: it is not there, or the recorder refuses an option
+        _print_traceback(exc)
+        report = getattr(exc, "report", None)
+        found = report is not None and (args.json or report.event is not None)
+        return report if found else None, 1
+    return report, 0
+
+
+def _plotted(report: NumericsReport, path: str | None) -> bool:
+    """Draw, and only say so where that fails: the report has been given already."""
+    try:
+        if path is not None:
+            report.plot(path)
+    except (MldebugError, OSError) as exc:
+        print(f"mldebug: cannot draw {path}: {exc}", file=sys.stderr)
+        return False
+    return True
+
+
+def _print_traceback(exc: BaseException) -> None:
+    """As Python would have printed it, without the frames that ran the script."""
+    exc.with_traceback(script_traceback(exc))  # the hook of Python itself looks at the exception alone
+    try:
+        sys.excepthook(type(exc), exc, exc.__traceback__)
+    except Exception:
+        traceback.print_exception(type(exc), exc, exc.__traceback__)
+
+
+def _target(words: list[str]) -> tuple[list[str], bool]:
+    """The script with its arguments, and whether it is a module. Only the first `--` is ours."""
+    words = words[1:] if words[:1] == ["--"] else words
+    module = words[:1] == ["-m"]
+    words = words[1:] if module else words
+    if not words:
+        raise UsageError(
+            "no module after -m" if module else "no script to run",
+            "mldebug overflow -- train.py, or mldebug overflow -- -m package.module",
+        )
+    return words, module
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Before a run of hours, not after it."""
+    for option, path in (("--output", args.output), ("--plot", args.plot)):
+        folder = os.path.dirname(os.path.abspath(path)) if path else None
+        if folder and not os.path.isdir(folder):
+            raise UsageError(f"{option} {path}: there is no folder {folder}", f"mkdir -p {folder}")
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib, which is not installed", "pip install 'mldebug-toolkit[plot]'")
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(_number(part.strip()) for part in text.split(","))
