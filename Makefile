@@ -20,9 +20,9 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.installed-test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@failed=0; for tool in "ruff check ." "ruff format --check ." mypy; do \
+		echo "$$tool"; $(BIN)/$$tool || failed=1; \
+	done; exit $$failed
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
