@@ -1,0 +1,16 @@
+"""NaN, inf, overflow and underflow: where they began."""
+
+from mldebug.numerics._check import check, diagnose
+from mldebug.numerics._event import Event
+from mldebug.numerics._recorder import DebugUnderflowOverflow
+from mldebug.numerics._report import NumericsError, NumericsReport, NumericsWarning
+
+__all__ = [
+    "DebugUnderflowOverflow",
+    "Event",
+    "NumericsError",
+    "NumericsReport",
+    "NumericsWarning",
+    "check",
+    "diagnose",
+]

@@ -1,0 +1,74 @@
+"""check() and diagnose(): the two functions of the room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mldebug.core.errors import UsageError
+from mldebug.numerics import _hub
+from mldebug.numerics._recorder import DebugUnderflowOverflow
+from mldebug.numerics._report import NumericsError, NumericsReport
+from mldebug.numerics._tensors import leaves
+
+_Value = TypeVar("_Value")
+
+
+def check(value: _Value, name: str = "loss") -> _Value:
+    """Have the attached recorders look at a value made outside any module, and return it.
+
+    `value` is a tensor or any nest of tensors; nothing is read from the device. Without a recorder it does nothing.
+
+        loss = mldebug.check(criterion(model(x), y), "loss")
+    """
+    for recorder in list(_hub.RECORDERS):
+        recorder.record_value(value, name)
+    return value
+
+
+def diagnose(
+    model: nn.Module, step: Callable[[int], Any], steps: int, **options: Any
+) -> NumericsReport:
+    """Call `step(i)` for i in range(steps) under a recorder and report the first event; stops there.
+
+    What `step` returns (a loss, a ModelOutput, a dict of losses) is looked at too. `options` are those of
+    DebugUnderflowOverflow. Exceptions of `step` pass through, unless an event explains them. No hook is left.
+
+        report = mldebug.diagnose(model, step, steps=100); print(report.text())
+    """
+    if steps < 1:
+        raise UsageError(f"steps is {steps}", "run at least one step: diagnose(model, step, steps=10)")
+    recorder = DebugUnderflowOverflow(model, on_event="raise", **options)
+    recorder.quiet()
+    try:
+        for i in range(steps):
+            recorder.set_step(i)
+            if _one_step(recorder, step, i):
+                break
+        return recorder.report
+    except NumericsError as error:
+        if error.report is None:
+            raise
+        return error.report
+    finally:
+        recorder.remove()
+
+
+def _one_step(recorder: DebugUnderflowOverflow, step: Callable[[int], Any], i: int) -> bool:
+    try:
+        result = step(i)
+    except NumericsError:
+        raise
+    except Exception:
+        recorder.poll()  # raises the event that explains it, if there is one
+        raise
+    for name, leaf in leaves(result, "loss"):
+        if isinstance(leaf, Tensor):
+            recorder.record_value(leaf, name)
+        elif isinstance(leaf, float) and not math.isfinite(leaf):
+            recorder.record_value(torch.tensor(leaf), name)
+    return recorder.poll() is not None

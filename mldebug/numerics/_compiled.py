@@ -1,0 +1,142 @@
+"""The recorder under torch.compile: its hooks are traced into the graph as one custom op per tensor.
+
+The ops call back into the same recorder that eager mode uses, each time the graph runs; the call site is a constant
+of the graph, so nothing recompiles and no graph breaks. Everything a trace asks the recorder is answered by functions
+whose results dynamo takes as constants.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from mldebug.numerics._event import Role
+    from mldebug.numerics._records import Watched
+
+# Call sites of traced tensors: their index is what a graph carries.
+_SITES: list[tuple[Watched, str, Role]] = []
+# The ops say that they change this tensor, which keeps them in order and keeps the compiler from dropping them.
+_ORDER = torch.zeros(1)
+_MAX_DEPTH = 6
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _constant(function: _Function) -> _Function:
+    """torch.compiler.assume_constant_result without importing dynamo (two seconds) for those who do not compile."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+_library = torch.library.Library("mldebug", "FRAGMENT")
+_library.define("record(Tensor(a!) order, Tensor value, int site) -> ()")
+_library.define("mark(Tensor(a!) order, int site, bool enter) -> ()")
+
+
+def _record(order: Tensor, value: Tensor, site: int) -> None:
+    watched, path, role = _SITES[site]
+    watched.recorder.record_compiled(watched, path, role, value)
+
+
+def _mark(order: Tensor, site: int, enter: bool) -> None:
+    watched, _, _ = _SITES[site]
+    watched.recorder.mark_compiled(watched, enter)
+
+
+_library.impl("record", _record, "CompositeExplicitAutograd")
+_library.impl("mark", _mark, "CompositeExplicitAutograd")
+torch.library.register_fake("mldebug::record", lambda order, value, site: None, lib=_library)
+torch.library.register_fake("mldebug::mark", lambda order, site, enter: None, lib=_library)
+
+
+def trace_enter(module: nn.Module, args: Any) -> None:
+    """The pre-hook, while dynamo traces it."""
+    root = _root_site(id(module))
+    if root < 0:
+        return
+    torch.ops.mldebug.mark(_ORDER, root, True)
+    for i, value in enumerate(args):
+        _walk(id(module), value, f"input[{i}]", "input", 0)
+
+
+def trace_leave(module: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
+    """The hook after forward, while dynamo traces it."""
+    if not _is_watched(id(module)):
+        return
+    _walk(id(module), output, "output", "output", 0)
+    root = _root_site(id(module))
+    if root < 0:
+        return
+    for key, value in kwargs.items():
+        _walk(id(module), value, f"input.{key}", "input", 0)
+    torch.ops.mldebug.mark(_ORDER, root, False)
+
+
+def _walk(key: int, value: Any, path: str, role: str, depth: int) -> None:
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and value.numel() > 0:
+            torch.ops.mldebug.record(_ORDER, value.detach(), _site(key, path, role))
+    elif depth >= _MAX_DEPTH:
+        return
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            _walk(key, item, f"{path}[{i}]", role, depth + 1)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            _walk(key, item, f"{path}.{name}", role, depth + 1)
+
+
+def forget_graphs() -> None:
+    """Drop what was compiled: with graphs from before attaching nothing would be seen, with ours nothing would end."""
+    dynamo = sys.modules.get("torch._dynamo")
+    traced = bool(_SITES)
+    _SITES.clear()
+    if dynamo is None:
+        return
+    compiled = dynamo.utils.counters["frames"]["ok"] > 0
+    if compiled and not traced:
+        warnings.warn(
+            "mldebug: the model was compiled before the recorder was attached; it will be compiled again\n"
+            "hint: make the recorder before the first call of the compiled model",
+            stacklevel=2,
+        )
+    if compiled:
+        torch.compiler.reset()
+
+
+@_constant
+def _is_watched(key: int) -> bool:
+    watched = _lookup(key)
+    return watched is not None and not watched.muted and not watched.wrapper
+
+
+@_constant
+def _root_site(key: int) -> int:
+    watched = _lookup(key)
+    if watched is None or watched.wrapper or watched.name:
+        return -1
+    return _site_index(watched, "", "output")
+
+
+@_constant
+def _site(key: int, path: str, role: Role) -> int:
+    watched = _lookup(key)
+    assert watched is not None
+    return _site_index(watched, path, "loss" if path == "output.loss" else role)
+
+
+def _site_index(watched: Watched, path: str, role: Role) -> int:
+    _SITES.append((watched, path, role))
+    return len(_SITES) - 1
+
+
+def _lookup(key: int) -> Watched | None:
+    from mldebug.numerics._hub import TABLE
+
+    return TABLE.get(key)

@@ -1,0 +1,140 @@
+"""Frames: what the classic report shows of each module call, taken from the live tensors."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mldebug.numerics._event import Role
+from mldebug.numerics._records import Watched
+from mldebug.numerics._stats import Stats, full
+from mldebug.numerics._tensors import leaves, parts
+
+PREFIX = " " * 17
+COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
+
+
+@dataclass
+class Finding:
+    """The first bad tensor met while frames were taken, and the module whose code made it."""
+
+    owner: Watched
+    role: Role
+    name: str
+    tensor: Tensor
+    stats: Stats
+    param: str | None = None
+
+
+class Frames:
+    """Builds a frame per module call and watches for the first bad tensor.
+
+    The text is that of the classic class, number for number: parameters, inputs, outputs, each with abs min and abs
+    max; nested outputs, which it called "not a tensor", get a line per tensor. `on_frame` is called with each
+    finished frame. Used by a replay, by `check="each"` and for the batches of `trace_batch_nums`.
+    """
+
+    def __init__(self, limit: int, on_frame: Callable[[str], None] | None = None) -> None:
+        self.texts: deque[str] = deque(maxlen=limit)
+        self.finding: Finding | None = None
+        self.masks: list[Finding] = []  # outputs whose only extreme is -inf: fine, unless NaN follows from them
+        self._stack: list[Watched] = []
+        self._on_frame = on_frame
+        self._head = ""
+
+    def begin_batch(self, batch: int) -> None:
+        """Put the classic batch header before the next frame."""
+        self._head = f"\n\n{PREFIX} *** Starting batch number={batch} ***\n{COLUMNS}\n"
+
+    def enter(self, watched: Watched, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is about to run. A bad input that no earlier module made was made by the code of its caller."""
+        if self.finding is None:
+            caller = self._stack[-1] if self._stack else watched
+            for path, leaf in _inputs(args, kwargs):
+                if self._look(caller, "input", path if caller is watched else f"{path} of {watched.name}", leaf):
+                    break
+        self._stack.append(watched)
+
+    def leave(
+        self, watched: Watched, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """A module has run: build its frame."""
+        while self._stack and self._stack.pop() is not watched:
+            pass  # modules that raised in between
+        lines = [f"{PREFIX} {watched.name} {watched.cls}"]
+        for name, param in module.named_parameters(recurse=False):
+            lines.append(text_line(param, name))
+            self._look(watched, "parameter", name, param)
+        for path, leaf in _inputs(args, kwargs):
+            lines.append(text_line(leaf, path))
+        for path, leaf in leaves(output, "output"):
+            lines.append(text_line(leaf, path))
+            role: Role = "loss" if path == "output.loss" else "output"
+            self._look(watched, role, path, leaf)
+        text = self._head + "\n".join(lines)
+        self._head = ""
+        self.texts.append(text)
+        if self._on_frame is not None:
+            self._on_frame(text)
+
+    def innermost(self) -> Watched | None:
+        """The module whose code is running."""
+        return self._stack[-1] if self._stack else None
+
+    def _look(self, owner: Watched, role: Role, name: str, leaf: Any) -> bool:
+        if self.finding is not None or not isinstance(leaf, Tensor):
+            return False
+        for part in parts(leaf):
+            if torch.isfinite(part).all().item():
+                continue
+            stats = full(part)
+            found = Finding(owner, role, name, part, stats)
+            if role == "parameter":
+                found.param = f"{owner.name}.{name}" if owner.name else name
+            if stats.bad:
+                self.finding = found
+                return True
+            if role == "output" and leaf.requires_grad:
+                self.masks.append(found)
+        return False
+
+
+def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    found = [pair for i, value in enumerate(args) for pair in leaves(value, f"input[{i}]")]
+    for key, value in kwargs.items():
+        if value is not None and not isinstance(value, (bool, int, float, str)):
+            found += leaves(value, f"input.{key}")
+    return found
+
+
+def text_line(value: Any, name: str) -> str:
+    """One line of a frame for any value."""
+    if value is None:
+        return f"{'None':>17} {name}"
+    if not isinstance(value, Tensor):
+        return f"{'not a tensor':>17} {name}"
+    try:
+        return _tensor_line(value.detach(), name)
+    except (RuntimeError, NotImplementedError, TypeError):  # a dtype or layout without these reductions
+        return f"{'no values':>17} {name}"
+
+
+def _tensor_line(tensor: Tensor, name: str) -> str:
+    pieces = parts(tensor)
+    if not pieces:
+        if tensor.is_meta or tensor.numel() == 0:
+            return f"{'meta' if tensor.is_meta else 'empty':>17} {name}"
+        pieces = [tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor]
+    lows, highs = [], []
+    for piece in pieces:
+        magnitude = torch.linalg.vector_norm(piece, dim=-1) if tensor.is_complex() else piece.abs()
+        lows.append(float(magnitude.min()))
+        highs.append(float(magnitude.max()))
+    low, high = (math.nan, math.nan) if any(x != x for x in highs) else (min(lows), max(highs))
+    return f"{low:8.2e} {high:8.2e} {name}"

@@ -1,0 +1,115 @@
+"""The numbers of the last steps, computed from the ring when somebody asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from mldebug.numerics._records import Call
+from mldebug.numerics._stats import LIMIT, SUBNORMAL_SHARE
+
+if TYPE_CHECKING:
+    from mldebug.numerics._recorder import DebugUnderflowOverflow
+
+_CALLS = 64  # forwards that a report looks back on
+_LOSS_NAMES = ("loss", "output.loss")
+
+
+class History:
+    """Reads steps, notes and heat map out of a recorder's memory."""
+
+    def __init__(self, recorder: DebugUnderflowOverflow) -> None:
+        self._recorder = recorder
+        self._waiting: list[tuple[int, list[Call]]] = []
+        self._told = 0  # calls before this one were handed out
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict per step: loss, grad_norm, absmax, where; oldest first."""
+        steps: dict[int, list[Call]] = {}
+        for call in self._recent():
+            steps.setdefault(call.step, []).append(call)
+        return [self._row(step, calls) for step, calls in sorted(steps.items())]
+
+    def finished(self, step: int) -> list[dict[str, Any]]:
+        """The rows of steps before this one, which the device has long left behind: reading them waits for nothing."""
+        rows = self.rest()
+        calls = [call for call in self._recorder.memory.calls if call.step == step and call.grad]
+        self._waiting.append((step, calls))
+        return rows
+
+    def rest(self) -> list[dict[str, Any]]:
+        waiting, self._waiting = self._waiting, []
+        return [self._row(step, [c for c in calls if self._held(c)]) for step, calls in waiting]
+
+    def series(self) -> dict[str, list[tuple[int, float]]]:
+        """Abs max of every output by batch, for the heat map."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for call in self._recent():
+            for place, role, absmax in self._values(call):
+                if role in ("output", "loss"):
+                    found.setdefault(place, []).append((call.batch, absmax))
+        return found
+
+    def notes(self) -> list[str]:
+        """Trends towards the limit, and outputs that underflow, as of the last training forward."""
+        memory = self._recorder.memory
+        calls = [call for call in self._recent() if call.training]
+        if not calls:
+            return []
+        notes: list[str] = []
+        last = calls[-1]
+        numbers = range(last.first, last.end)
+        for number, stats in zip(numbers, memory.stats(numbers), strict=True):
+            site = memory.site(number)
+            if site.role not in ("output", "loss"):
+                continue
+            place, dtype = _place(site.module, site.path), str(site.dtype).removeprefix("torch.")
+            share = stats.subnormal / max(memory.numel(number), 1)
+            if stats.subnormal > 0 and share >= SUBNORMAL_SHARE:
+                notes.append(f"underflow: {100 * share:.0f}% of {place} is subnormal in {dtype}")
+            if stats.near(site.dtype):
+                trend = self._trend(calls, place)
+                share = stats.absmax / LIMIT[site.dtype]
+                notes.append(f"{place} stands at {100 * share:.0f}% of the limit of {dtype}{trend}")
+        return notes[:10]
+
+    def _trend(self, calls: list[Call], place: str) -> str:
+        values = [v for call in calls[-8:] for name, _, v in self._values(call) if name == place]
+        return "; last batches: " + ", ".join(f"{v:.3g}" for v in values) if len(values) > 1 else ""
+
+    def _recent(self) -> list[Call]:
+        return [c for c in list(self._recorder.memory.calls)[-_CALLS:] if self._held(c) and not c.recomputed]
+
+    def _held(self, call: Call) -> bool:
+        memory = self._recorder.memory
+        return call.end > call.start and memory.holds(call.start) and call.end <= memory.unread
+
+    def _values(self, call: Call) -> Iterable[tuple[str, str, float]]:
+        memory = self._recorder.memory
+        numbers = range(call.first, call.end)
+        for number, stats in zip(numbers, memory.stats(numbers), strict=True):
+            site = memory.site(number)
+            yield _place(site.module, site.path), site.role, stats.absmax
+
+    def _row(self, step: int, calls: list[Call]) -> dict[str, Any]:
+        row: dict[str, Any] = {"step": step}
+        memory = self._recorder.memory
+        for call in calls:
+            numbers = range(call.first, call.end)
+            for number, stats in zip(numbers, memory.stats(numbers), strict=True):
+                site = memory.site(number)
+                if site.role == "loss" and site.path in _LOSS_NAMES and stats.lo == stats.hi:
+                    row["loss"] = stats.hi
+                elif site.role == "loss" and stats.has_nan:
+                    row["loss"] = math.nan
+                if site.role == "output" and not stats.mask and not stats.absmax <= row.get("absmax", -1.0):
+                    row["absmax"], row["where"] = stats.absmax, _place(site.module, site.path)
+        norms = next((g for g in self._recorder.weights.gradients if g.step == step), None)
+        if norms is not None:
+            row["grad_norm"] = norms.total
+        return row
+
+
+def _place(module: str | None, path: str) -> str:
+    return f"{module} {path}" if module else path

@@ -1,0 +1,235 @@
+"""The one set of process-wide hooks that all recorders share, there only while a recorder is attached.
+
+Global module hooks, filtered by the id of the module: hooks on the modules themselves would be pickled by torch.save
+and copied by deepcopy. They also trace under torch.compile (see `_compiled`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import inspect
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from mldebug.numerics import _compiled
+from mldebug.numerics._records import Watched
+
+if TYPE_CHECKING:
+    from mldebug.numerics._recorder import DebugUnderflowOverflow
+
+TABLE: dict[int, Watched] = {}  # id(module) -> how it is watched; an entry goes when its module dies
+RECORDERS: list[DebugUnderflowOverflow] = []
+_IGNORED: dict[int, weakref.ref[nn.Module]] = {}
+_undo: list[Callable[[], None]] = []
+_is_compiling = torch.compiler.is_compiling
+
+
+def attach(recorder: DebugUnderflowOverflow) -> None:
+    """Start sending events to a recorder; the first one installs the hooks."""
+    RECORDERS.append(recorder)
+    _IGNORED.clear()
+    if not _undo:
+        try:
+            _install()
+        except BaseException:
+            _uninstall()
+            raise
+
+
+def detach(recorder: DebugUnderflowOverflow) -> None:
+    """Stop; the last recorder takes the hooks away. Safe to call twice."""
+    if recorder in RECORDERS:
+        RECORDERS.remove(recorder)
+    for key, watched in list(TABLE.items()):
+        kept = _without(watched, recorder)
+        if kept is None:
+            TABLE.pop(key, None)
+        else:
+            TABLE[key] = kept
+    if not RECORDERS:
+        _uninstall()
+
+
+def watch(recorder: DebugUnderflowOverflow, module: nn.Module, name: str, root: nn.Module) -> Watched:
+    """Enter a module into the table for one recorder (once)."""
+    key = id(module)
+    watched = TABLE.get(key)
+    while watched is not None:
+        if watched.recorder is recorder:
+            return watched
+        watched = watched.next
+    entry = Watched(recorder, module, name, root)
+    entry.next = TABLE.get(key)
+    if entry.next is None:
+        weakref.finalize(module, TABLE.pop, key, None).atexit = False
+    TABLE[key] = entry
+    _IGNORED.pop(key, None)
+    return entry
+
+
+def find(recorder: DebugUnderflowOverflow, module: nn.Module) -> Watched | None:
+    """The entry of a module under this recorder."""
+    watched = TABLE.get(id(module))
+    while watched is not None and watched.recorder is not recorder:
+        watched = watched.next
+    return watched
+
+
+def _without(watched: Watched | None, recorder: DebugUnderflowOverflow) -> Watched | None:
+    if watched is None:
+        return None
+    rest = _without(watched.next, recorder)
+    if watched.recorder is recorder:
+        return rest
+    watched.next = rest
+    return watched
+
+
+def _install() -> None:
+    handles = [
+        register_module_forward_pre_hook(_before_forward),
+        register_module_forward_hook(_after_forward, with_kwargs=True),
+        register_optimizer_step_pre_hook(_before_step),
+        register_optimizer_step_post_hook(_after_step),
+    ]
+    _undo.extend(handle.remove for handle in handles)
+    scaler = torch.amp.GradScaler
+    original = scaler.step
+    scaler.step = _scaler_step(original)  # type: ignore[method-assign]
+    _undo.append(functools.partial(setattr, scaler, "step", original))
+    # torch warns that global hooks fire once more for an OptimizedModule; ours are made for that.
+    quiet = ("ignore", "Using `torch.compile\\(module\\)` when there are global hooks", UserWarning)
+    warnings.filterwarnings(quiet[0], message=quiet[1], category=UserWarning)  # type: ignore[arg-type]
+    entry = warnings.filters[0]
+    _undo.append(lambda: entry in warnings.filters and warnings.filters.remove(entry))  # type: ignore[attr-defined,func-returns-value]
+    atexit.register(_at_exit)
+    _undo.append(lambda: atexit.unregister(_at_exit))
+    _undo.append(_compiled.forget_graphs)
+    _compiled.forget_graphs()
+
+
+def _uninstall() -> None:
+    while _undo:
+        with contextlib.suppress(Exception):
+            _undo.pop()()
+    TABLE.clear()
+    _IGNORED.clear()
+
+
+def _at_exit() -> None:
+    for recorder in list(RECORDERS):
+        recorder.finish(at_exit=True)
+
+
+# The hot path. Both hooks run for every module call of the process.
+
+
+def _before_forward(module: nn.Module, args: Any) -> None:
+    if _is_compiling():
+        _compiled.trace_enter(module, args)
+        return
+    watched = TABLE.get(id(module))
+    if watched is None:
+        if id(module) in _IGNORED:
+            return
+        watched = _unknown(module)
+    while watched is not None:
+        recorder = watched.recorder
+        call = recorder.call
+        if call is None or recorder.live is not None or watched is call.watched:
+            recorder.enter(watched, module, args, _kwargs_of_caller)
+        watched = watched.next
+
+
+def _after_forward(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    if _is_compiling():
+        _compiled.trace_leave(module, kwargs, output)
+        return
+    watched = TABLE.get(id(module))
+    while watched is not None:
+        watched.recorder.leave(watched, module, args, kwargs, output)
+        watched = watched.next
+
+
+def _kwargs_of_caller() -> dict[str, Any]:
+    """The keyword inputs of the module call under way: torch gives a global pre-hook only the positional ones."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == _MODULE_FILE and code.co_name in ("inner", "_call_impl"):
+            found = frame.f_locals.get("kwargs")
+            return dict(found) if found else {}
+        frame = frame.f_back  # type: ignore[assignment]
+    return {}
+
+
+_MODULE_FILE = inspect.getsourcefile(nn.Module)
+
+
+def running_now(module: nn.Module, skip: int = 1) -> bool:
+    """True if this thread is inside more than `skip` calls of the module: a recursive call, not the rest of a broken one."""
+    count, frame = 0, sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_call_impl" and code.co_filename == _MODULE_FILE and frame.f_locals.get("self") is module:
+            count += 1
+        frame = frame.f_back  # type: ignore[assignment]
+    return count > skip
+
+
+def _unknown(module: nn.Module) -> Watched | None:
+    """A module that is not in the table: a compiled wrapper, one added since, a root in command mode, or a stranger."""
+    original = module.__dict__.get("_orig_mod")
+    if original is not None and type(module).__name__ == "OptimizedModule":
+        inner = TABLE.get(id(original)) or _unknown(original)
+        if inner is not None:
+            entry = watch(inner.recorder, module, inner.name, inner.root() or original)
+            entry.wrapper = True
+            entry.sites = inner.sites
+            return entry
+        return None
+    for recorder in RECORDERS:
+        found = recorder.adopt(module)
+        if found is not None:
+            return found
+    key = id(module)
+    _IGNORED[key] = weakref.ref(module, lambda _: _IGNORED.pop(key, None))
+    return None
+
+
+# Where flags are read before the weights can be changed.
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for recorder in list(RECORDERS):
+        recorder.before_step(optimizer)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for recorder in list(RECORDERS):
+        recorder.after_step(optimizer)
+
+
+def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """GradScaler.step, seen from outside: an unfused optimizer whose step it skips is never called."""
+
+    @functools.wraps(original)
+    def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        for recorder in list(RECORDERS):
+            recorder.before_step(optimizer, scaler=self)
+        result = original(self, optimizer, *args, **kwargs)
+        for recorder in list(RECORDERS):
+            recorder.after_step(optimizer, scaler=self)
+        return result
+
+    return step

@@ -1,0 +1,223 @@
+"""From an alarm to an event: which call, which module, what kind; by a replay where one is possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mldebug.core.world import world
+from mldebug.numerics._event import Event, Kind, Phase, Role
+from mldebug.numerics._frames import PREFIX, Finding, Frames
+from mldebug.numerics._records import Call, Site, Watched
+from mldebug.numerics._replay import NotReplayable
+from mldebug.numerics._stats import LIMIT, Stats, finite_absmax
+from mldebug.numerics._weights import full_name
+
+if TYPE_CHECKING:
+    from mldebug.numerics._recorder import DebugUnderflowOverflow
+
+
+class Found:
+    """What the judge hands over: the event, its frames and where they come from."""
+
+    def __init__(self, event: Event, frames: list[str], source: str, reason: str = "") -> None:
+        self.event, self.frames, self.source, self.reason = event, frames, source, reason
+
+
+class _Stop(BaseException):
+    """Ends a replay at its finding. Not an Exception: a model that catches those must not catch this."""
+
+
+class Judge:
+    """Explains alarms of one recorder."""
+
+    def __init__(self, recorder: DebugUnderflowOverflow) -> None:
+        self._recorder = recorder
+        self.replaying = False
+
+    def explain(self, alarm: int, calls: Sequence[Call]) -> Found:
+        """The event behind the alarm of record number `alarm`, which one of `calls` made."""
+        memory = self._recorder.memory
+        call = next((c for c in calls if c.start <= alarm < c.end), calls[-1])
+        alarm = self._earliest(alarm, call)
+        site, stats = memory.site(alarm), memory.stats([alarm])[0]
+        event = self._event(site, stats, call)
+        frames, reason = self._replay(call)
+        if frames is None:
+            return Found(self._blame_buffer(event), self._ring_frames(call, alarm), "ring", reason)
+        if event.role not in ("parameter", "buffer") and frames.finding is not None:
+            event = self._refine(event, frames.finding, call)
+            event = self._blame_log(event, frames, call)
+        return Found(self._blame_buffer(event), list(frames.texts), "replay")
+
+    def from_live(self, frames: Frames, call: Call) -> Found:
+        """The event that live frames have just met (`check="each"`)."""
+        finding = frames.finding
+        assert finding is not None
+        phase: Phase = "forward"
+        if finding.role == "parameter" and call.step == 0:
+            phase = "init"
+        event = self._from_finding(finding, call, phase)
+        return Found(self._blame_buffer(event), list(frames.texts), "live")
+
+    def stop_replay(self) -> None:
+        raise _Stop
+
+    def _earliest(self, alarm: int, call: Call) -> int:
+        """A compiled root records its inputs after its outputs: a bad input comes first all the same."""
+        memory = self._recorder.memory
+        site = memory.site(alarm)
+        if site.role in ("input", "parameter", "buffer"):
+            return alarm
+        later = [
+            n for n in range(max(alarm, call.start), call.end) if memory.holds(n) and memory.site(n).role == "input"
+        ]
+        return next((n for n, s in zip(later, memory.stats(later), strict=True) if s.bad), alarm)
+
+    def _event(self, site: Site, stats: Stats, call: Call) -> Event:
+        step, phase = call.step, "forward"
+        param = full_name(site) if site.role in ("parameter", "buffer") else None
+        if site.role in ("parameter", "buffer"):
+            if self._recorder.weights.passes <= 1:
+                phase = "init"
+            else:
+                step = max(call.step - 1, 0)
+                phase = "forward" if site.role == "buffer" else self._phase_of_update(step)
+        return self._make(site.owner, site.role, site.path, stats, call, phase, step=step, param=param, dtype=site.dtype)
+
+    def _phase_of_update(self, step: int) -> Phase:
+        norms = next((g for g in self._recorder.weights.gradients if g.step == step), None)
+        return "optimizer" if norms is None or math.isfinite(norms.total) else "backward"
+
+    def _refine(self, event: Event, finding: Finding, call: Call) -> Event:
+        if event.role == "input":
+            return event
+        return self._from_finding(finding, call, "forward")
+
+    def _from_finding(self, finding: Finding, call: Call, phase: Phase) -> Event:
+        return self._make(
+            finding.owner, finding.role, finding.name, finding.stats, call, phase,
+            param=finding.param, dtype=finding.tensor.dtype, tensor=finding.tensor,
+        )
+
+    def _make(
+        self, owner: Watched | None, role: Role, name: str, stats: Stats, call: Call, phase: Any, *,
+        dtype: torch.dtype, step: int | None = None, param: str | None = None, tensor: torch.Tensor | None = None,
+    ) -> Event:
+        kind: Kind = "nan" if stats.has_nan else "inf"
+        bad = stats.nan + stats.posinf + stats.neginf if stats.nan >= 0 else None
+        return Event(
+            step=call.step if step is None else step,
+            batch=call.batch,
+            micro_batch=call.micro_batch,
+            phase=phase,
+            module=None if owner is None else owner.name,
+            module_class="" if owner is None else owner.cls,
+            role=role,
+            kind=kind,
+            name=name,
+            dtype=str(dtype).removeprefix("torch."),
+            limit=LIMIT.get(dtype, math.inf),
+            param=param,
+            rank=world().rank,
+            absmax=None if tensor is None else finite_absmax(tensor),
+            bad=bad,
+            numel=None if tensor is None else tensor.numel(),
+            training=call.training,
+            recomputed=call.recomputed,
+        )
+
+    def _blame_buffer(self, event: Event) -> Event:
+        """A buffer that was bad from the start is the origin of what its own module then returned."""
+        if event.module is None or event.role not in ("output", "loss"):
+            return event
+        for name, kind in self._recorder.weights.bad_buffers.items():
+            owner, _, short = name.rpartition(".")
+            if owner == event.module or owner.startswith(event.module + ".") or not event.module:
+                return replace(
+                    event, phase="init", role="buffer", name=short, param=name, kind=kind, module=owner, step=0,  # type: ignore[arg-type]
+                    module_class=self._class_of(owner) or event.module_class, absmax=None, bad=None,
+                )
+        return event
+
+    def _class_of(self, name: str) -> str:
+        return next((w.cls for w in self._recorder.weights.watched() if w.name == name), "")
+
+    def _blame_log(self, event: Event, frames: Frames, call: Call) -> Event:
+        """An output whose only extreme is -inf, when NaN or +inf follows from it: a log of zero, not a mask.
+
+        A second replay looks at the operations: -inf that was written on purpose (masked_fill, where, full) or handed
+        on from an operand is a mask; -inf that an operation made from finite operands is where it began.
+        """
+        if not frames.masks or call.snapshot is None:
+            return event
+        from mldebug.numerics._masks import MinusInfinity
+
+        again = Frames(self._recorder.max_frames_to_save)
+        with MinusInfinity(again) as watch:
+            self._run(call, again)
+        if watch.origin is None:
+            return event
+        mask = next((m for m in frames.masks if m.owner is watch.origin), None)
+        return event if mask is None else self._from_finding(mask, call, "forward")
+
+    def _replay(self, call: Call) -> tuple[Frames | None, str]:
+        if call.snapshot is None:
+            return None, call.replay_reason or "its inputs were not kept"
+        frames = Frames(self._recorder.max_frames_to_save)
+        frames.begin_batch(call.batch)
+        reason = self._run(call, frames)
+        if reason:
+            return None, reason
+        if frames.finding is None:
+            return None, "a replay of this forward did not show it again"
+        return frames, ""
+
+    def _run(self, call: Call, frames: Frames) -> str:
+        """Replay a call into frames; "" or why it could not be done."""
+        recorder = self._recorder
+        snapshot = call.snapshot
+        assert snapshot is not None
+        saved = recorder.call, recorder.live
+        self.replaying = True
+        recorder.call, recorder.live = _replay_call(call), frames
+        try:
+            snapshot.run()
+        except _Stop:
+            pass
+        except NotReplayable as reason:
+            return str(reason)
+        except torch.OutOfMemoryError:
+            return "out of memory"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"[:200]
+        finally:
+            self.replaying = False
+            recorder.call, recorder.live = saved
+            recorder.memory.forget_last()
+        return ""
+
+    def _ring_frames(self, call: Call, alarm: int) -> list[str]:
+        """Frames of outputs only, from what the ring still holds."""
+        memory = self._recorder.memory
+        numbers = [n for n in range(call.start, alarm + 1) if memory.holds(n)]
+        groups: list[tuple[Watched | None, list[str]]] = []
+        for number, stats in zip(numbers, memory.stats(numbers), strict=True):
+            site = memory.site(number)
+            if site.role in ("parameter", "buffer") and number != alarm:
+                continue
+            if not groups or groups[-1][0] is not site.owner or site.path in ("output", "output[0]"):
+                groups.append((site.owner, []))
+            groups[-1][1].append(stats.line(site.path))
+        heads = [f"{PREFIX} {o.name} {o.cls}" if o is not None else f"{PREFIX} outside any module" for o, _ in groups]
+        texts = ["\n".join([head, *lines]) for head, (_, lines) in zip(heads, groups, strict=True)]
+        return texts[-self._recorder.max_frames_to_save :]
+
+
+def _replay_call(call: Call) -> Call:
+    """The same call, to run again: entered as if from outside."""
+    return replace(call, snapshot=None, depth=-1, paused=False, extra={})

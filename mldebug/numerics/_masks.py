@@ -1,0 +1,56 @@
+"""Tell -inf that was written on purpose from -inf that a computation made."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from mldebug.numerics._frames import Frames
+    from mldebug.numerics._records import Watched
+
+# Operations that write constants or move values: what they put there was meant to be there.
+_WRITES = (
+    "masked_fill", "where", "full", "fill", "scalar_tensor", "new_full", "triu", "tril", "copy", "_to_copy",
+    "constant_pad", "index_put", "scatter", "lift_fresh", "empty", "new_empty",
+)
+
+
+class MinusInfinity(TorchDispatchMode):
+    """While active, finds the first operation that made -inf out of operands without any."""
+
+    def __init__(self, frames: Frames) -> None:
+        super().__init__()
+        self._frames = frames
+        self.origin: Watched | None = None
+        self.op = ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        before = self.origin is None and _any_minus_inf([*args, *kwargs.values()])
+        output = func(*args, **kwargs)
+        if self.origin is None and not before and _any_minus_inf([output]):
+            name = func.name().removeprefix("aten::")
+            if not name.startswith(_WRITES):
+                self.origin = self._frames.innermost()
+                self.op = name
+        return output
+
+
+def _any_minus_inf(values: list[Any]) -> bool:
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.is_floating_point() and value.numel() and not value.is_meta and bool(torch.isneginf(value).any()):
+                return True
+        elif isinstance(value, (list, tuple)):
+            if _any_minus_inf(list(value)):
+                return True
+        elif isinstance(value, float) and value == -math.inf:
+            return True
+    return False

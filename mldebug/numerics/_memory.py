@@ -1,0 +1,145 @@
+"""The recorder's memory: numbered records, their call sites, and the rings that hold their statistics."""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from mldebug.numerics._records import Call, Site
+from mldebug.numerics._rings import SLOTS, HostRing, Ring, ring_for
+from mldebug.numerics._stats import Stats
+
+_MASK = SLOTS - 1
+_CHUNK = 1024  # slots are made ready in such portions
+_CHUNK_MASK = _CHUNK - 1
+
+
+class Memory:
+    """Numbers every record; record n lives in slot n modulo SLOTS of the ring of its device.
+
+    The rings share the numbering, so the order of numbers is the order of execution on all devices together.
+    """
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        self.unread = 0  # the first record whose verdict has not been read yet
+        self.calls: deque[Call] = deque(maxlen=4096)
+        self._sites: list[Site | None] = [None] * SLOTS
+        self._source = array("q", bytes(8 * SLOTS))  # the slot with the statistics: another one for an alias
+        self._device = array("h", bytes(2 * SLOTS))  # whose ring holds them, -1 for the host
+        self._numel = array("q", bytes(8 * SLOTS))
+        self._rings: dict[int, Ring] = {-1: HostRing()}
+        self._last: weakref.ref[Tensor] | None = None
+        self._last_version = 0
+
+    def record(self, site: Site, tensor: Tensor) -> None:
+        """Measure a plain tensor (see `_tensors`). The hot path: a few microseconds beside the reduction itself."""
+        numel = tensor.numel()
+        if not numel:
+            return
+        sequence = self.sequence
+        slot = sequence & _MASK
+        if not sequence & _CHUNK_MASK:
+            self._prepare(slot)
+        self.sequence = sequence + 1
+        self._sites[slot] = site
+        self._numel[slot] = numel
+        device = self._device[slot] = tensor.get_device()
+        last = self._last
+        if last is not None and last() is tensor and tensor._version == self._last_version:
+            # The very object that was measured last (a module handing on its child's output), unchanged since.
+            self._source[slot] = self._source[(sequence - 1) & _MASK]
+            return
+        self._source[slot] = slot
+        ring = self._rings.get(device)
+        if ring is None:
+            ring = self._add_ring(tensor)
+        ring.record(tensor, slot)
+        if tensor.is_inference():
+            self._last = None
+        else:
+            self._last = weakref.ref(tensor)
+            self._last_version = tensor._version
+
+    def record_all(self, sites: Sequence[Site], tensors: Sequence[Tensor]) -> None:
+        """Measure many plain tensors (parameters, buffers): one launch per device and dtype where that can be."""
+        groups: dict[int, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            groups.setdefault(tensor.get_device(), []).append(i)
+        self.forget_last()
+        for device, group in groups.items():
+            ring = self._rings.get(device) or self._add_ring(tensors[group[0]])
+            base = self.sequence
+            for number, i in enumerate(group, base):
+                slot = number & _MASK
+                if not number & _CHUNK_MASK:
+                    self._prepare(slot)
+                self._sites[slot] = sites[i]
+                self._source[slot] = slot
+                self._device[slot] = device
+                self._numel[slot] = tensors[i].numel()
+            self.sequence = base + len(group)
+            ring.record_many([tensors[i] for i in group], base & _MASK)
+
+    def publish(self, first: int, end: int) -> None:
+        """Send what was recorded in [first, end) on its way to the host, without waiting."""
+        for ring in self._rings.values():
+            ring.publish(first & _MASK, min(end - first, SLOTS))
+
+    def flags(self, wait: bool) -> tuple[int | None, int | None] | None:
+        """(first alarm, first near-limit record) as record numbers; None if the devices have not got there yet."""
+        seen = [ring.flag(wait) for ring in self._rings.values()]
+        if None in seen:
+            return None
+        alarms = [self._number(pair[0]) for pair in seen if pair and pair[0] >= 0]
+        nears = [self._number(pair[1]) for pair in seen if pair and pair[1] >= 0]
+        self.unread = self.sequence
+        return min(alarms, default=None), min(nears, default=None)
+
+    def clear_flags(self) -> None:
+        for ring in self._rings.values():
+            ring.clear_flag()
+
+    def site(self, number: int) -> Site:
+        site = self._sites[number & _MASK]
+        assert site is not None
+        return site
+
+    def numel(self, number: int) -> int:
+        return self._numel[number & _MASK]
+
+    def holds(self, number: int) -> bool:
+        """Whether a record is still there, not overwritten by a newer one."""
+        return self.sequence - SLOTS <= number < self.sequence
+
+    def stats(self, numbers: Sequence[int]) -> list[Stats]:
+        """The statistics of records, as of the last publish; waits for it."""
+        found: dict[int, Stats] = {}
+        groups: dict[int, list[int]] = {}
+        for number in numbers:
+            groups.setdefault(self._device[number & _MASK], []).append(number)
+        for device, group in groups.items():
+            stats = self._rings[device].stats([self._source[number & _MASK] for number in group])
+            found.update(zip(group, stats, strict=True))
+        return [found[number] for number in numbers]
+
+    def forget_last(self) -> None:
+        """The last tensor's object may not be compared any more: something else ran in between."""
+        self._last = None
+
+    def _number(self, slot: int) -> int:
+        """The newest record number that lives in a slot."""
+        newest = self.sequence - 1
+        return newest - ((newest - slot) & _MASK)
+
+    def _prepare(self, slot: int) -> None:
+        for ring in self._rings.values():
+            ring.reset(slot, _CHUNK)
+
+    def _add_ring(self, tensor: Tensor) -> Ring:
+        ring = self._rings[tensor.get_device()] = ring_for(tensor.device)
+        return ring

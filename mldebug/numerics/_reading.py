@@ -1,0 +1,96 @@
+"""An event in plain words, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mldebug.numerics._event import Event
+
+_HALF = ("float16", "bfloat16")
+
+
+def read(event: Event, history: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """(one paragraph, hint): what happened, what was seen before it, and the next thing to do."""
+    sentences = [_opening(event)]
+    if event.role in ("output", "loss") and event.kind == "inf" and event.absmax:
+        sentences.append(f"The largest value that still fits beside it is {event.absmax:.2e}.")
+    if event.recomputed:
+        sentences.append("It was seen while activation checkpointing recomputed the forward.")
+    if not event.training and event.role != "parameter":
+        sentences.append("The model was in eval mode.")
+    sentences += _before(event, history)
+    return " ".join(sentences), _hint(event)
+
+
+def _opening(event: Event) -> str:
+    limit = f"{event.dtype}'s largest value {event.limit:.4g}"
+    bad = f"{event.bad} of {event.numel} elements" if event.bad and event.numel else "Elements"
+    name = "" if event.name == event.role else f" ({event.name})"
+    if event.role == "input" and event.module == "":
+        return f"{bad} of the model's input{name} are {event.kind} before the first layer runs: the data is bad."
+    if event.role == "input":
+        return (
+            f"{bad} of a tensor that the code of {event.where} made{name} are {event.kind}; "
+            "every module output before it was finite."
+        )
+    if event.role == "parameter" and event.phase == "init":
+        return f"The parameter {event.param} is {event.kind} before the first forward: it was initialised or loaded so."
+    if event.role == "parameter" and event.phase == "backward":
+        return (
+            f"The parameter {event.param} became {event.kind} in the optimizer step {event.step}, "
+            "whose gradients were not finite: it began in backward."
+        )
+    if event.role == "parameter":
+        return (
+            f"The parameter {event.param} became {event.kind} in the optimizer step {event.step}; "
+            "the forward before it was finite."
+        )
+    if event.role == "buffer":
+        when = "before the first forward" if event.phase == "init" else "in a forward"
+        return f"The buffer {event.param} became {event.kind} {when}."
+    if event.role == "gradient":
+        return f"The gradient of {event.param} is {event.kind}."
+    if event.module is None:
+        return (
+            f"The {event.role} {event.name} is {event.kind}, and every module output before it was finite: "
+            "it was made by code outside any module."
+        )
+    if event.kind == "inf":
+        return f"{bad} of the {event.role} of {event.where} exceed {limit}; everything before it was finite."
+    return f"{bad} of the {event.role} of {event.where} are nan; everything before it was finite."
+
+
+def _before(event: Event, history: Sequence[dict[str, Any]]) -> list[str]:
+    """A spike of the loss or the gradient norm in the steps before, if there was one."""
+    found = []
+    past = [row for row in history if row["step"] < event.step or event.phase == "optimizer"]
+    for key, words in (("loss", "The loss"), ("grad_norm", "The gradient norm")):
+        values = [row[key] for row in past if row.get(key) is not None]
+        if len(values) >= 4:
+            usual = sorted(values[:-1])[len(values[:-1]) // 2]
+            last = values[-1]
+            if not abs(last) <= 5 * abs(usual):
+                found.append(f"{words} jumped from about {usual:.3g} to {last:.3g} in the step before.")
+    return found
+
+
+def _hint(event: Event) -> str:
+    if event.kind == "underflow":
+        return "scale the loss (torch.amp.GradScaler) or train in bfloat16"
+    if event.role == "input" and event.module == "":
+        return "look at this batch: check the data set for nan/inf and the preprocessing for divisions and logs"
+    if event.role == "parameter" and event.phase == "init":
+        return "check the checkpoint and the initialisation of this parameter (torch.empty leaves garbage)"
+    if event.role in ("parameter", "gradient"):
+        return "lower the learning rate, clip gradients, and look at the optimizer's eps in this dtype"
+    if event.role == "buffer":
+        return "reset the buffer; for running statistics keep bad batches away from the forward, not only the step"
+    if event.module is None:
+        return "check this batch's labels: all ignored, out of range, an empty mean, a log of zero"
+    if event.kind == "inf" and event.dtype in _HALF:
+        wider = "bfloat16" if event.dtype == "float16" else "float32"
+        return f"run this module in {wider}, or scale down what it takes; its frame shows how large the inputs are"
+    if event.kind == "inf":
+        return "its frame shows the inputs: look for exp, division by a small number, log of zero"
+    return "its frame shows the inputs: look for a fully masked row in softmax, 0/0, inf - inf, std of one sample"

@@ -1,0 +1,83 @@
+"""What the recorder remembers on the host: which module and tensor a slot belongs to, and which forward call."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from mldebug.numerics._event import Role
+    from mldebug.numerics._recorder import DebugUnderflowOverflow
+    from mldebug.numerics._replay import Snapshot
+
+
+class Watched:
+    """One module under one recorder: its name, and the call sites of its tensors (made once, then shared)."""
+
+    __slots__ = ("cls", "muted", "name", "next", "recorder", "ref", "root", "sites", "wrapper")
+
+    def __init__(self, recorder: DebugUnderflowOverflow, module: nn.Module, name: str, root: nn.Module) -> None:
+        self.recorder = recorder
+        self.ref = weakref.ref(module)
+        self.root = weakref.ref(root)
+        self.name = name
+        self.cls = type(module).__name__
+        self.muted = False  # filtered out by include/exclude: counted, not measured
+        self.wrapper = False  # an OptimizedModule: opens and closes the call of the module inside, measures nothing
+        self.next: Watched | None = None  # the same module under a second recorder
+        self.sites: dict[tuple[str, torch.dtype], Site] = {}
+
+    def site(self, path: str, dtype: torch.dtype, role: Role) -> Site:
+        """The call site of one tensor of this module."""
+        key = (path, dtype)
+        site = self.sites.get(key)
+        if site is None:
+            site = self.sites[key] = Site(self, path, dtype, role)
+        return site
+
+
+class Site:
+    """Where a recorded tensor comes from: a module (None outside any), a path such as `output[0]`, a role, a dtype."""
+
+    __slots__ = ("dtype", "owner", "path", "role")
+
+    def __init__(self, owner: Watched | None, path: str, dtype: torch.dtype, role: Role) -> None:
+        self.owner = owner
+        self.path = path
+        self.dtype = dtype
+        self.role = role
+
+    @property
+    def module(self) -> str | None:
+        return None if self.owner is None else self.owner.name
+
+
+@dataclass
+class Call:
+    """One forward of a root (or of a part of it that was called by itself)."""
+
+    watched: Watched
+    step: int
+    batch: int
+    micro_batch: int
+    training: bool
+    grad: bool
+    first: int  # sequence number of its first record
+    thread: int
+    end: int = -1
+    depth: int = 0
+    recomputed: bool = False  # runs inside backward: activation checkpointing
+    paused: bool = False  # under torch.jit.trace, torch.export or a functorch transform
+    wrapped: bool = False  # entered through torch.compile's OptimizedModule
+    params_first: int = -1  # first record of the parameter pass made at its entry, -1 if none
+    snapshot: Snapshot | None = None
+    replay_reason: str = ""  # why there is no snapshot
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def start(self) -> int:
+        return self.first if self.params_first < 0 else self.params_first

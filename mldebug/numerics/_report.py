@@ -1,0 +1,133 @@
+"""What the recorder returns: the event, the frames before it, the notes, and the numbers of the last steps."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from mldebug.core.errors import MldebugError
+from mldebug.core.report import Report, jsonable
+from mldebug.numerics._event import Event
+from mldebug.numerics._frames import COLUMNS
+
+_RECENT = 8  # steps of history that the text shows
+
+
+class NumericsError(MldebugError, ValueError):
+    """Raised when a NaN, inf or overflow was found. A ValueError, as the transformers class raises.
+
+    `.report` is the NumericsReport with the event and its frames (None for a stop by abort_after_batch_num).
+
+        try: train()
+        except NumericsError as error: print(error.report.event.module)
+    """
+
+    def __init__(self, message: str, hint: str = "", report: NumericsReport | None = None) -> None:
+        super().__init__(message, hint)
+        self.report = report
+
+
+class NumericsWarning(UserWarning):
+    """Trouble that did not stop the run: an event under on_event="warn", or an overflow that is near."""
+
+
+@dataclass(frozen=True)
+class NumericsReport(Report):
+    """What a recorder saw.
+
+    `event` is None for a healthy run. `frames` are texts, the last one being the module of the event; `frames_from`
+    says whether they come from a replay of the forward, from the recorder's ring (outputs only; `not_replayed` says
+    why) or from live tensors. `history` has a dict per step: loss, grad_norm, absmax and where it was. `series` holds
+    abs max by tensor and batch for the heat map (not in to_dict).
+
+        report = mldebug.diagnose(model, step, steps=100)
+        report.event and report.event.module
+    """
+
+    schema: ClassVar[int] = 1
+
+    event: Event | None = None
+    reading: str = ""
+    hint: str = ""
+    frames: list[str] = field(default_factory=list)
+    frames_from: Literal["replay", "ring", "live", ""] = ""
+    not_replayed: str = ""
+    notes: list[str] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    steps: int = 0
+    batches: int = 0
+    eval_batches: int = 0
+    events: int = 0
+    series: dict[str, list[tuple[int, float]]] = field(default_factory=dict, repr=False)
+
+    @property
+    def ok(self) -> bool:
+        return self.event is None or self.event.benign
+
+    @property
+    def verdict(self) -> str:
+        """The answer in one line."""
+        event = self.event
+        if event is None:
+            return f"no nan, no inf in {self.batches} forward passes, {self.steps} steps"
+        rank = f", rank {event.rank}" if event.rank else ""
+        return f"{event.kind} in the {_what(event)} of {event.where}, step {event.step}, {event.phase}{rank}"
+
+    def to_dict(self) -> dict[str, Any]:
+        found = super().to_dict()
+        found.pop("series")
+        found["event"] = None if self.event is None else jsonable(self.event.to_dict())
+        found["verdict"] = self.verdict
+        return found
+
+    def text(self, color: bool = False, width: int = 80) -> str:
+        """The answer first, then what to do, then the frames and the numbers of the last steps."""
+        lines = textwrap.wrap(self.verdict, width, subsequent_indent="  ")
+        if self.reading:
+            lines += ["", *textwrap.wrap(self.reading, width)]
+        if self.hint:
+            lines += textwrap.wrap(f"hint: {self.hint}", width, subsequent_indent="      ")
+        if self.frames:
+            lines += ["", self.frames_text().rstrip()]
+        if self.history:
+            lines += ["", *_history_table(self.history[-_RECENT:])]
+        for note in self.notes:
+            lines += ["", *textwrap.wrap(f"note: {note}", width, subsequent_indent="      ")]
+        return "\n".join(lines)
+
+    def frames_text(self) -> str:
+        """The frames under the classic header."""
+        batch = self.event.batch if self.event is not None else self.batches
+        source = {
+            "replay": "",
+            "live": "",
+            "": "",
+            "ring": f"(outputs only, as recorded; not replayable: {self.not_replayed})\n",
+        }[self.frames_from]
+        head = f"Detected inf/nan during batch_number={batch}\nLast {len(self.frames)} forward frames:\n"
+        body = "\n".join(self.frames).lstrip("\n")
+        return f"{head}{source}{COLUMNS}\n{body}\n"
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Write a heat map of abs max by tensor and batch as PNG. Needs the `plot` extra."""
+        from mldebug.numerics._plot import heat_map
+
+        heat_map(self, path)
+
+
+def _what(event: Event) -> str:
+    return event.role if event.name == event.role else f"{event.role} {event.name}"
+
+
+def _history_table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [f"{'step':>8} {'loss':>10} {'grad norm':>10} {'abs max':>10}  in"]
+    for row in rows:
+        cells = [_number(row.get(key)) for key in ("loss", "grad_norm", "absmax")]
+        lines.append(f"{row['step']:>8} {cells[0]} {cells[1]} {cells[2]}  {row.get('where', '')}"[:100])
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return f"{'-':>10}" if value is None else f"{value:10.3e}"

@@ -1,0 +1,197 @@
+"""What is done about an event: report, raise, warn, skip; the notes, the history and the output file."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mldebug.numerics._event import Event
+from mldebug.numerics._history import History
+from mldebug.numerics._output import LinesFile
+from mldebug.numerics._reading import read
+from mldebug.numerics._replay import Snapshot
+from mldebug.numerics._report import NumericsError, NumericsReport, NumericsWarning
+from mldebug.numerics._stats import LIMIT
+
+if TYPE_CHECKING:
+    from mldebug.numerics._judge import Found
+    from mldebug.numerics._recorder import DebugUnderflowOverflow
+
+_FULL_REPORTS = 3  # events of one run that are printed whole; then only at 10, 100, ...
+
+
+class Responder:
+    """Handles the events of one recorder and keeps what its report needs."""
+
+    def __init__(
+        self,
+        recorder: DebugUnderflowOverflow,
+        on_event: str | Callable[[Event], None],
+        on_step: Callable[[int, dict[str, float]], None] | None,
+        output: Any,
+    ) -> None:
+        self._recorder = recorder
+        self._on_event = on_event
+        self._on_step = on_step
+        self._lines = LinesFile(output) if output is not None else None
+        self._history = History(recorder)
+        self._first: NumericsReport | None = None
+        self._events = 0
+        self._near: dict[str, str] = {}  # place -> note
+        self._frames: list[str] = []  # of the last live batch
+        self._drop = False
+        self._quiet = False
+        self.printing = True  # diagnose() turns it off
+
+    # Events.
+
+    def handle(self, found: Found, snapshots: Sequence[Snapshot]) -> Event:
+        """Do what `on_event` says. Raises NumericsError for "raise"."""
+        event = found.event
+        self._events += 1
+        report = self._build(found)
+        if self._first is None:
+            self._first = report
+        if event.param is not None:
+            self._recorder.weights.set_aside(event.param)
+        if self._lines is not None:
+            self._lines.write_event(report)
+        full = self._events <= _FULL_REPORTS or str(self._events).strip("0") == "1"
+        if self.printing and full:
+            print(f"\n{report.text()}\n", flush=True)
+        if self._quiet:
+            return event
+        if callable(self._on_event):
+            self._on_event(event)
+        elif self._on_event == "raise":
+            raise NumericsError(f"{type(self._recorder).__name__}: {report.verdict}", report.hint, report)
+        else:
+            warnings.warn(f"mldebug: {report.verdict}\nhint: {report.hint}", NumericsWarning, stacklevel=2)
+            if self._on_event == "skip":
+                self._drop = True
+                for snapshot in snapshots:
+                    snapshot.restore_buffers()
+        return event
+
+    @contextlib.contextmanager
+    def never_raise(self, exc: BaseException | None) -> Iterator[None]:
+        """For the end of a run that is ending anyway: report, and let the exception under way go on its way."""
+        self._quiet = True
+        before = self._events
+        try:
+            yield
+        finally:
+            self._quiet = False
+            if exc is not None and self._events > before and self._first is not None and hasattr(exc, "add_note"):
+                exc.add_note(f"mldebug: before this, {self._first.verdict}")
+
+    def drop_if_bad(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+        """on_event="skip": take the gradients of a bad batch away, so that the optimizer has nothing to apply."""
+        if not self._drop:
+            return
+        self._drop = False
+        grads = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not grads:
+            return
+        if scaler is not None and scaler.is_enabled():
+            # A scaler insists on having looked at gradients before they go.
+            state = scaler._per_optimizer_states[id(optimizer)]
+            if state["stage"].name == "READY":
+                scaler.unscale_(optimizer)
+        for param in grads:
+            param.grad = None
+
+    def abort(self, batches: int, last: int) -> None:
+        """Stop after a batch, as `abort_after_batch_num` asks."""
+        raise NumericsError(
+            f"{type(self._recorder).__name__}: aborting after {batches} batches due to"
+            f" `abort_after_batch_num={last}` arg",
+            report=self.report(),
+        )
+
+    # Notes and history.
+
+    def note_near(self, number: int) -> None:
+        """A value close to its dtype's limit: said once a place."""
+        memory = self._recorder.memory
+        memory.clear_flags()
+        if not memory.holds(number):
+            return
+        site, stats = memory.site(number), memory.stats([number])[0]
+        place = f"{site.module or type(self._recorder).__name__}.{site.path}" if site.module else site.path
+        if place in self._near:
+            return
+        limit = LIMIT[site.dtype]
+        note = (
+            f"overflow ahead: {place} reached {stats.absmax:.3g} at step {self._recorder.step}, "
+            f"{100 * stats.absmax / limit:.0f}% of what {str(site.dtype).removeprefix('torch.')} can hold ({limit:.4g})"
+        )
+        self._near[place] = note
+        if self.printing and len(self._near) <= 5:
+            warnings.warn(f"mldebug: {note}\nhint: {_NEAR_HINT}", NumericsWarning, stacklevel=2)
+
+    def step_done(self, step: int) -> None:
+        """An optimizer step is over: hand its numbers to `on_step` and to the output file, one step late."""
+        if self._on_step is None and self._lines is None:
+            return
+        for row in self._history.finished(step):
+            self._tell(row)
+
+    def keep_frames(self, frames: list[str]) -> None:
+        self._frames = frames
+
+    def report(self) -> NumericsReport:
+        """The report of the run up to now."""
+        return self._first if self._first is not None else self._build(None)
+
+    def finish(self) -> None:
+        """The last steps' numbers."""
+        if self._on_step is not None or self._lines is not None:
+            for row in self._history.rest():
+                self._tell(row)
+
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+
+    def _tell(self, row: dict[str, Any]) -> None:
+        if self._lines is not None:
+            self._lines.write("step", row)
+        if self._on_step is not None:
+            self._on_step(row["step"], {key: row[key] for key in ("loss", "grad_norm", "absmax") if key in row})
+
+    def _build(self, found: Found | None) -> NumericsReport:
+        recorder = self._recorder
+        rows = self._history.rows()
+        notes = [*self._near.values(), *self._history.notes()]
+        if recorder.weights.bad_buffers:
+            names = ", ".join(list(recorder.weights.bad_buffers)[:5])
+            notes.append(f"not finite from the start, and not counted unless something follows from it: {names}")
+        reading, hint = read(found.event, rows) if found is not None else ("", "")
+        return NumericsReport(
+            event=None if found is None else found.event,
+            reading=reading,
+            hint=hint,
+            frames=self._frames if found is None else found.frames,
+            frames_from=("live" if self._frames else "") if found is None else found.source,  # type: ignore[arg-type]
+            not_replayed="" if found is None else found.reason,
+            notes=notes,
+            history=rows,
+            steps=recorder.step,
+            batches=recorder.batch_number,
+            eval_batches=recorder.eval_batches,
+            events=self._events,
+            series=self._history.series(),
+        )
+
+
+_NEAR_HINT = "scale these values down, or run this module in a wider dtype"
+
+
+def stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

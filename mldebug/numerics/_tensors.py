@@ -1,0 +1,119 @@
+"""Find the tensors inside whatever a module takes or returns, and make odd ones measurable."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# The dtypes whose reductions need no preparation.
+PLAIN_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_MAX_DEPTH = 8
+
+
+def leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield (path, leaf) for every leaf of a nested value, in order.
+
+    Goes into tuples, lists, mappings (a ModelOutput is one) and dataclasses. Anything else is a leaf and is yielded
+    as it is: tensors, None, numbers, unknown objects. Paths read like `output[0][1]` and `output.logits`.
+    """
+    if isinstance(value, Tensor) or value is None or depth >= _MAX_DEPTH:
+        yield path, value
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from leaves(item, f"{path}[{i}]", depth + 1)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, join(path, key), depth + 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                yield from leaves(getattr(value, field.name), f"{path}.{field.name}", depth + 1)
+    else:
+        yield path, value
+
+
+def join(path: str, key: object) -> str:
+    """The path of one entry of a mapping: `output.logits` for a name, `output[3]` for any other key."""
+    return f"{path}.{key}" if isinstance(key, str) and key.isidentifier() else f"{path}[{key!r}]"
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """True for an ordinary strided float tensor, which can be measured as it is."""
+    return type(tensor) in _PLAIN_TYPES and tensor.dtype in PLAIN_DTYPES and tensor.layout is torch.strided
+
+
+def parts(tensor: Tensor) -> list[Tensor]:
+    """The plain float tensors that hold the values of any tensor; empty where nothing can be NaN or inf.
+
+    Sparse tensors give their values, a DTensor its local shard, a nested tensor its values, other subclasses the
+    tensors they say they are made of, complex tensors their real view, float8 a wider copy.
+    """
+    if is_plain(tensor):
+        return [tensor.detach()] if tensor.numel() and not tensor.is_meta else []
+    return [part for piece in _unwrap(tensor.detach()) for part in _widen(piece)]
+
+
+def _unwrap(tensor: Tensor) -> list[Tensor]:
+    if tensor.is_meta or tensor.is_quantized or _is_traced(tensor):
+        return []
+    if type(tensor) not in _PLAIN_TYPES:
+        local = getattr(tensor, "_local_tensor", None)  # DTensor; to_local() would record a redistribution
+        if isinstance(local, Tensor):
+            return _unwrap(local)
+        if tensor.is_nested:
+            return _unwrap(tensor.values())
+        flatten = getattr(tensor, "__tensor_flatten__", None)
+        if flatten is not None:
+            return [piece for name in flatten()[0] for piece in _unwrap(getattr(tensor, name))]
+        tensor = tensor.as_subclass(Tensor)
+    if tensor.is_nested:
+        return [piece for row in tensor.unbind() for piece in _unwrap(row)]
+    if tensor.layout is torch.sparse_coo:
+        return _unwrap(tensor._values())
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return _unwrap(tensor.values())
+    if tensor.layout is not torch.strided:
+        return [tensor.to_dense()]  # mkldnn
+    return [tensor]
+
+
+def _widen(tensor: Tensor) -> list[Tensor]:
+    if tensor.numel() == 0:
+        return []
+    if tensor.is_complex():
+        return _widen(torch.view_as_real(tensor.resolve_conj()))
+    if not tensor.is_floating_point():
+        return []
+    if tensor.dtype in PLAIN_DTYPES:
+        return [tensor]
+    if tensor.element_size() == 1 and "float8" in str(tensor.dtype):
+        return [tensor.to(torch.float32)]
+    return []  # packed sub-byte formats have no NaN and no inf
+
+
+def _is_traced(tensor: Tensor) -> bool:
+    """A stand-in without values: functorch's wrappers and the fake tensors of export."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    fake = torch._subclasses.fake_tensor.FakeTensor
+    return isinstance(tensor, fake) or torch._is_functional_tensor(tensor)
+
+
+def tracing_now() -> bool:
+    """True while torch.jit.trace, torch.export or a functorch transform runs: there are no values to look at."""
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    )
+
+
+def storage_tensor(value: Any) -> bool:
+    """True for a tensor whose in-place changes its version counter shows."""
+    return isinstance(value, Tensor) and not value.is_inference()
