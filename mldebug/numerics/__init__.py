@@ -1,6 +1,6 @@
 """NaN, inf, overflow and underflow: where they began."""
 
-from mldebug.numerics._check import check, diagnose
+from mldebug.numerics._check import check, diagnose, watch_script
 from mldebug.numerics._event import Event
 from mldebug.numerics._recorder import DebugUnderflowOverflow
 from mldebug.numerics._report import NumericsError, NumericsReport, NumericsWarning
@@ -13,4 +13,5 @@ __all__ = [
     "NumericsWarning",
     "check",
     "diagnose",
+    "watch_script",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mldebug.core.errors import UsageError
+from mldebug.core.script import run_script
 from mldebug.numerics import _hub
 from mldebug.numerics._recorder import DebugUnderflowOverflow
 from mldebug.numerics._report import NumericsError, NumericsReport
@@ -72,3 +74,23 @@ def _one_step(recorder: DebugUnderflowOverflow, step: Callable[[int], Any], i: i
         elif isinstance(leaf, float) and not math.isfinite(leaf):
             recorder.record_value(torch.tensor(leaf), name)
     return recorder.poll() is not None
+
+
+def watch_script(argv: list[str], *, module: bool = False, **options: Any) -> NumericsReport:
+    """Run a script (or, with `module`, what `python -m` runs) with every root module watched; its report.
+
+    `options` are those of DebugUnderflowOverflow. Whatever the script raises passes through with the report as its
+    attribute `report`.
+
+        watch_script(["train.py", "--lr", "1e-3"])
+    """
+    recorder = DebugUnderflowOverflow(None, **options)
+    try:
+        with recorder:
+            run_script(argv, module=module)
+        return recorder.report
+    except BaseException as error:
+        if getattr(error, "report", None) is None:
+            with contextlib.suppress(AttributeError):
+                error.report = recorder.report  # type: ignore[attr-defined]
+        raise

@@ -39,7 +39,6 @@ class Event:
     bad: int | None = None
     numel: int | None = None
     training: bool = True
-    recomputed: bool = False
 
     @property
     def where(self) -> str:

@@ -38,14 +38,20 @@ class Frames:
     The text is that of the classic class, number for number: parameters, inputs, outputs, each with abs min and abs
     max; nested outputs, which it called "not a tensor", get a line per tensor. `on_frame` is called with each
     finished frame. Used by a replay, by `check="each"` and for the batches of `trace_batch_nums`.
+
+    `whole` is False where some modules are left out: then nobody knows who made a bad input of an inner module.
+    A bad input alone is no finding (a model may mask it away): it becomes one when a bad output follows.
     """
 
-    def __init__(self, limit: int, on_frame: Callable[[str], None] | None = None) -> None:
+    def __init__(self, limit: int, on_frame: Callable[[str], None] | None = None, whole: bool = True) -> None:
         self.texts: deque[str] = deque(maxlen=limit)
         self.finding: Finding | None = None
         self.masks: list[Finding] = []  # outputs whose only extreme is -inf: fine, unless NaN follows from them
+        self.done = False  # the finding was handled; the rest of the call is of no interest
+        self._suspect: Finding | None = None  # the first bad input
         self._stack: list[Watched] = []
         self._on_frame = on_frame
+        self._whole = whole
         self._head = ""
 
     def begin_batch(self, batch: int) -> None:
@@ -54,10 +60,12 @@ class Frames:
 
     def enter(self, watched: Watched, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run. A bad input that no earlier module made was made by the code of its caller."""
-        if self.finding is None:
-            caller = self._stack[-1] if self._stack else watched
+        caller = self._stack[-1] if self._stack else watched
+        if self._suspect is None and not watched.muted and not self.done and (self._whole or caller is watched):
             for path, leaf in _inputs(args, kwargs):
-                if self._look(caller, "input", path if caller is watched else f"{path} of {watched.name}", leaf):
+                name = path if caller is watched else f"{path} of {watched.name}"
+                self._suspect = self._look(caller, "input", name, leaf)
+                if self._suspect is not None:
                     break
         self._stack.append(watched)
 
@@ -67,16 +75,17 @@ class Frames:
         """A module has run: build its frame."""
         while self._stack and self._stack.pop() is not watched:
             pass  # modules that raised in between
+        if watched.muted or self.done:
+            return
         lines = [f"{PREFIX} {watched.name} {watched.cls}"]
         for name, param in module.named_parameters(recurse=False):
             lines.append(text_line(param, name))
-            self._look(watched, "parameter", name, param)
+            self._find(watched, "parameter", name, param)
         for path, leaf in _inputs(args, kwargs):
             lines.append(text_line(leaf, path))
         for path, leaf in leaves(output, "output"):
             lines.append(text_line(leaf, path))
-            role: Role = "loss" if path == "output.loss" else "output"
-            self._look(watched, role, path, leaf)
+            self._find(watched, "loss" if path == "output.loss" else "output", path, leaf)
         text = self._head + "\n".join(lines)
         self._head = ""
         self.texts.append(text)
@@ -87,10 +96,14 @@ class Frames:
         """The module whose code is running."""
         return self._stack[-1] if self._stack else None
 
-    def _look(self, owner: Watched, role: Role, name: str, leaf: Any) -> bool:
-        if self.finding is not None or not isinstance(leaf, Tensor):
-            return False
-        for part in parts(leaf):
+    def _find(self, owner: Watched, role: Role, name: str, leaf: Any) -> None:
+        if self.finding is None:
+            found = self._look(owner, role, name, leaf)
+            if found is not None:
+                self.finding = found if role == "parameter" or self._suspect is None else self._suspect
+
+    def _look(self, owner: Watched, role: Role, name: str, leaf: Any) -> Finding | None:
+        for part in parts(leaf) if isinstance(leaf, Tensor) else ():
             if torch.isfinite(part).all().item():
                 continue
             stats = full(part)
@@ -98,11 +111,10 @@ class Frames:
             if role == "parameter":
                 found.param = f"{owner.name}.{name}" if owner.name else name
             if stats.bad:
-                self.finding = found
-                return True
-            if role == "output" and leaf.requires_grad:
+                return found
+            if role == "output":
                 self.masks.append(found)
-        return False
+        return None
 
 
 def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -121,7 +133,7 @@ def text_line(value: Any, name: str) -> str:
         return f"{'not a tensor':>17} {name}"
     try:
         return _tensor_line(value.detach(), name)
-    except (RuntimeError, NotImplementedError, TypeError):  # a dtype or layout without these reductions
+    except Exception:  # a dtype, layout or subclass without these reductions
         return f"{'no values':>17} {name}"
 
 

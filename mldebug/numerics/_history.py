@@ -58,10 +58,13 @@ class History:
         if not calls:
             return []
         notes: list[str] = []
+        masks: list[str] = []
         last = calls[-1]
         numbers = range(last.first, last.end)
         for number, stats in zip(numbers, memory.stats(numbers), strict=True):
             site = memory.site(number)
+            if stats.mask:
+                masks.append(_place(site.module, site.path))
             if site.role not in ("output", "loss"):
                 continue
             place, dtype = _place(site.module, site.path), str(site.dtype).removeprefix("torch.")
@@ -72,6 +75,8 @@ class History:
                 trend = self._trend(calls, place)
                 share = stats.absmax / LIMIT[site.dtype]
                 notes.append(f"{place} stands at {100 * share:.0f}% of the limit of {dtype}{trend}")
+        if masks:
+            notes.append(f"-inf, as masks have it, in {', '.join(masks[:5])}{' ...' if len(masks) > 5 else ''}")
         return notes[:10]
 
     def _trend(self, calls: list[Call], place: str) -> str:
@@ -79,7 +84,7 @@ class History:
         return "; last batches: " + ", ".join(f"{v:.3g}" for v in values) if len(values) > 1 else ""
 
     def _recent(self) -> list[Call]:
-        return [c for c in list(self._recorder.memory.calls)[-_CALLS:] if self._held(c) and not c.recomputed]
+        return [c for c in list(self._recorder.memory.calls)[-_CALLS:] if self._held(c)]
 
     def _held(self, call: Call) -> bool:
         memory = self._recorder.memory

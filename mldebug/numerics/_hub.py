@@ -32,6 +32,7 @@ RECORDERS: list[DebugUnderflowOverflow] = []
 _IGNORED: dict[int, weakref.ref[nn.Module]] = {}
 _undo: list[Callable[[], None]] = []
 _is_compiling = torch.compiler.is_compiling
+_is_exporting = torch.compiler.is_exporting
 
 
 def attach(recorder: DebugUnderflowOverflow) -> None:
@@ -103,6 +104,8 @@ def _install() -> None:
         register_optimizer_step_post_hook(_after_step),
     ]
     _undo.extend(handle.remove for handle in handles)
+    # torch forgets to take a removed hook off this list.
+    _undo.append(functools.partial(nn.modules.module._global_forward_hooks_with_kwargs.pop, handles[1].id, None))
     scaler = torch.amp.GradScaler
     original = scaler.step
     scaler.step = _scaler_step(original)  # type: ignore[method-assign]
@@ -136,6 +139,8 @@ def _at_exit() -> None:
 
 def _before_forward(module: nn.Module, args: Any) -> None:
     if _is_compiling():
+        if _is_exporting():
+            return
         _compiled.trace_enter(module, args)
         return
     watched = TABLE.get(id(module))
@@ -153,6 +158,8 @@ def _before_forward(module: nn.Module, args: Any) -> None:
 
 def _after_forward(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     if _is_compiling():
+        if _is_exporting():
+            return
         _compiled.trace_leave(module, kwargs, output)
         return
     watched = TABLE.get(id(module))

@@ -39,16 +39,25 @@ class Judge:
         self._recorder = recorder
         self.replaying = False
 
-    def explain(self, alarm: int, calls: Sequence[Call]) -> Found:
-        """The event behind the alarm of record number `alarm`, which one of `calls` made."""
+    def explain(self, alarm: int, calls: Sequence[Call]) -> Found | None:
+        """The event behind the alarm of record number `alarm`, which one of `calls` made.
+
+        None for a bad input from which nothing bad followed: the model masked it away.
+        """
         memory = self._recorder.memory
         call = next((c for c in calls if c.start <= alarm < c.end), calls[-1])
-        alarm = self._earliest(alarm, call)
+        if memory.site(alarm).role == "input":
+            origin = self._input_that_spread(calls)
+            if origin is None:
+                return None
+            alarm, call = origin
+        else:
+            alarm = self._earliest(alarm, call)
         site, stats = memory.site(alarm), memory.stats([alarm])[0]
         event = self._event(site, stats, call)
         frames, reason = self._replay(call)
         if frames is None:
-            return Found(self._blame_buffer(event), self._ring_frames(call, alarm), "ring", reason)
+            return Found(self._blame_buffer(event), self.ring_frames(call, alarm), "ring", reason)
         if event.role not in ("parameter", "buffer") and frames.finding is not None:
             event = self._refine(event, frames.finding, call)
             event = self._blame_log(event, frames, call)
@@ -58,14 +67,25 @@ class Judge:
         """The event that live frames have just met (`check="each"`)."""
         finding = frames.finding
         assert finding is not None
-        phase: Phase = "forward"
-        if finding.role == "parameter" and call.step == 0:
-            phase = "init"
-        event = self._from_finding(finding, call, phase)
+        event = self._from_finding(finding, call, "forward")
         return Found(self._blame_buffer(event), list(frames.texts), "live")
 
     def stop_replay(self) -> None:
         raise _Stop
+
+    def _input_that_spread(self, calls: Sequence[Call]) -> tuple[int, Call] | None:
+        """The first bad input whose call also has a bad output; else the first bad output."""
+        memory = self._recorder.memory
+        for call in calls:
+            numbers = [n for n in range(call.start, call.end) if memory.holds(n)]
+            bad = [n for n, stats in zip(numbers, memory.stats(numbers), strict=True) if stats.bad]
+            if any(memory.site(n).role != "input" for n in bad):
+                inputs = [n for n in bad if memory.site(n).role == "input"]
+                return (inputs or bad)[0], call
+            if bad:
+                site = memory.site(bad[0])
+                self._recorder.note(f"{site.path} of the model holds nan or inf; nothing bad followed from it")
+        return None
 
     def _earliest(self, alarm: int, call: Call) -> int:
         """A compiled root records its inputs after its outputs: a bad input comes first all the same."""
@@ -128,7 +148,6 @@ class Judge:
             bad=bad,
             numel=None if tensor is None else tensor.numel(),
             training=call.training,
-            recomputed=call.recomputed,
         )
 
     def _blame_buffer(self, event: Event) -> Event:
@@ -157,7 +176,7 @@ class Judge:
             return event
         from mldebug.numerics._masks import MinusInfinity
 
-        again = Frames(self._recorder.max_frames_to_save)
+        again = self._recorder.new_frames()
         with MinusInfinity(again) as watch:
             self._run(call, again)
         if watch.origin is None:
@@ -168,7 +187,7 @@ class Judge:
     def _replay(self, call: Call) -> tuple[Frames | None, str]:
         if call.snapshot is None:
             return None, call.replay_reason or "its inputs were not kept"
-        frames = Frames(self._recorder.max_frames_to_save)
+        frames = self._recorder.new_frames()
         frames.begin_batch(call.batch)
         reason = self._run(call, frames)
         if reason:
@@ -201,7 +220,7 @@ class Judge:
             recorder.memory.forget_last()
         return ""
 
-    def _ring_frames(self, call: Call, alarm: int) -> list[str]:
+    def ring_frames(self, call: Call, alarm: int) -> list[str]:
         """Frames of outputs only, from what the ring still holds."""
         memory = self._recorder.memory
         numbers = [n for n in range(call.start, alarm + 1) if memory.holds(n)]

@@ -15,8 +15,6 @@ def read(event: Event, history: Sequence[dict[str, Any]]) -> tuple[str, str]:
     sentences = [_opening(event)]
     if event.role in ("output", "loss") and event.kind == "inf" and event.absmax:
         sentences.append(f"The largest value that still fits beside it is {event.absmax:.2e}.")
-    if event.recomputed:
-        sentences.append("It was seen while activation checkpointing recomputed the forward.")
     if not event.training and event.role != "parameter":
         sentences.append("The model was in eval mode.")
     sentences += _before(event, history)

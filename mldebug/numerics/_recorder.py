@@ -90,7 +90,8 @@ class DebugUnderflowOverflow(Scope):
         self.memory = Memory()
         self.weights = Weights(self.memory)
         self._unread: deque[Call] = deque()
-        self._changing: set[int] = set()  # ids of buffers seen to change in a forward
+        self.recomputed = 0  # module calls that activation checkpointing ran again in backward
+        self._changing: set[int] | None = None  # ids of buffers seen to change in a forward
         self._step_is_given = False  # by diagnose(); else optimizer steps are counted
         self._step_counts: dict[int, int] = {}  # id(optimizer) -> its steps
         self._in_scaler: dict[int, int] = {}
@@ -144,22 +145,29 @@ class DebugUnderflowOverflow(Scope):
         if seen is None:
             return None
         alarm, near = seen
-        calls = list(self._unread)
-        self._unread.clear()
-        if near is not None:
-            self._respond.note_near(near)
-        if alarm is None:
-            for done in calls:
-                done.snapshot = None
+        if alarm is None and near is None:
+            self._forget_unread()
             return None
-        self.memory.clear_flags()
         try:
-            report = self._judge.explain(alarm, calls)
+            self.memory.clear_flags()
+            if near is not None:
+                self._respond.note_near(near)
+            found = None if alarm is None else self._judge.explain(alarm, list(self._unread))
+            return None if found is None else self._respond.handle(found, [c.snapshot for c in self._unread])
+        except (NumericsError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            if self._respond.handing_over:
+                raise  # the user's own on_event
+            self._fail(error)
+            return None
         finally:
-            snapshots = [done.snapshot for done in calls if done.snapshot is not None]
-            for done in calls:
-                done.snapshot = None
-        return self._respond.handle(report, snapshots)
+            self._forget_unread()
+
+    def _forget_unread(self) -> None:
+        for call in self._unread:
+            call.snapshot = None
+        self._unread.clear()
 
     def finish(self, exc: BaseException | None = None, at_exit: bool = False) -> None:
         """End of the scope or of the process: what is still pending is read and reported."""
@@ -191,6 +199,9 @@ class DebugUnderflowOverflow(Scope):
             else:
                 call.depth += watched is call.watched
                 return
+        elif torch._C._current_graph_task_id() != -1:
+            self.recomputed += 1  # activation checkpointing, inside backward: it was seen before
+            return
         self._guard(self._open, watched, module, args, get_kwargs)
         if self.live is not None and self.call is not None and not self.call.paused:
             self.live.enter(watched, args, get_kwargs())
@@ -220,6 +231,7 @@ class DebugUnderflowOverflow(Scope):
             if call.depth:
                 call.depth -= 1
             else:
+                call.finished = True
                 self._close(call)
                 self._after_call(call)
 
@@ -259,6 +271,17 @@ class DebugUnderflowOverflow(Scope):
         self.step = step
         self.micro_batch = 0
         self.weights.due = True
+
+    def new_frames(self, on_frame: Callable[[str], None] | None = None) -> Frames:
+        return Frames(self.max_frames_to_save, on_frame, whole=not self.include and not self.exclude)
+
+    def note(self, text: str) -> None:
+        """Add a note to the report, once."""
+        self._respond.notes[text] = None
+
+    def ring_frames(self, call: Call) -> list[str]:
+        """Frames of a call from what was recorded of it: outputs only."""
+        return self._judge.ring_frames(call, call.end - 1)
 
     def quiet(self) -> None:
         """Print nothing by itself."""
@@ -318,6 +341,7 @@ class DebugUnderflowOverflow(Scope):
             if self.call is not None:
                 self.call.replay_reason = "the model is compiled as a whole, its arguments were not kept"
         elif not enter and call is not None and call.watched is watched and not call.wrapped:
+            call.finished = True
             self._close(call)
             self._after_call(call)
 
@@ -326,38 +350,36 @@ class DebugUnderflowOverflow(Scope):
     def _open(
         self, watched: Watched, module: nn.Module, args: tuple[Any, ...], get_kwargs: Callable[[], dict[str, Any]]
     ) -> None:
-        recomputed = torch._C._current_graph_task_id() != -1
-        if not recomputed and self._unread:
+        if self._unread:
             self.poll(wait=self.check != "async")
         call = self._new_call(watched, self.memory.sequence)
-        call.recomputed = recomputed
         call.wrapped = watched.wrapper
-        call.paused = tracing_now() or recomputed
+        call.paused = tracing_now()
         self.call = call
         if call.paused:
             return
         kwargs = get_kwargs()
         root = watched.root() or module
-        pass_range = (0, 0)
-        first_look = self.weights.due and self.weights.passes == 0
+        bad_weights = False
         if self.weights.due:
-            pass_range = self.weights.measure()
-            call.params_first, call.first = pass_range
+            call.params_first, call.first = self.weights.measure()
+            if self.weights.passes == 1 or self.check == "each":
+                bad_weights = self.weights.first_look(call.params_first, call.first)
         self._record_leaves(watched, args, "input", "input")
         for key, value in kwargs.items():
             if value is not None:
                 self._record_leaves(watched, value, f"input.{key}", "input")
-        if self.check != "each":
+        if self.check != "each" or bad_weights:
             self._take_snapshot(call, root if watched.wrapper else module, args, kwargs)
-        if first_look and self.weights.first_look(*pass_range):
+        if bad_weights:
             self._close(call)
             self.poll()
             self.call = call
         if self.batch_number in self.trace_batch_nums:
-            self.live = Frames(self.max_frames_to_save, print)
+            self.live = self.new_frames(print)
             self.live.begin_batch(self.batch_number)
         elif self.check == "each":
-            self.live = Frames(self.max_frames_to_save)
+            self.live = self.new_frames()
             self.live.begin_batch(self.batch_number)
 
     def _new_call(self, watched: Watched, first: int) -> Call:
@@ -381,7 +403,7 @@ class DebugUnderflowOverflow(Scope):
             if reason := check_model(parameters):
                 raise NotReplayable(reason)
             changing = changing_buffers(self.weights.modules(), self._changing)
-            call.snapshot = Snapshot(module, args, kwargs, parameters, changing)
+            call.snapshot = Snapshot(module, args, kwargs, parameters, self.weights.buffers(), changing)
             call.extra["buffers"] = self.weights.buffer_versions()
         except NotReplayable as reason:
             call.replay_reason = str(reason)
@@ -391,13 +413,16 @@ class DebugUnderflowOverflow(Scope):
     def _close(self, call: Call) -> None:
         """The end of a call, however it ended: hand over what it recorded."""
         self.call = None
+        live, self.live = self.live, None
+        if live is not None:
+            self._respond.keep_frames(list(live.texts))
         call.end = self.memory.sequence
         self.memory.forget_last()
         if call.paused:
             return
         if call.snapshot is not None:
             before, now = call.extra.pop("buffers", {}), self.weights.buffer_versions()
-            self._changing |= {key for key, version in now.items() if before.get(key, version) != version}
+            self._changing = (self._changing or set()) | {key for key, version in now.items() if before.get(key, version) != version}
         if call.end > call.start:
             self._unread.append(call)
             self._guard(self.memory.publish, call.start, call.end)
@@ -405,7 +430,6 @@ class DebugUnderflowOverflow(Scope):
 
     def _after_call(self, call: Call) -> None:
         """What follows a root forward that ended well."""
-        live, self.live = self.live, None
         if call.paused or call.watched.name and not self._is_root(call.watched):
             return
         if call.training and call.grad:
@@ -413,8 +437,6 @@ class DebugUnderflowOverflow(Scope):
         else:
             self.eval_batches += 1
         self.batch_number += 1
-        if live is not None:
-            self._respond.keep_frames(list(live.texts))
         if not call.grad:
             self.poll(wait=self.check != "async")
         last = self.abort_after_batch_num
@@ -430,15 +452,12 @@ class DebugUnderflowOverflow(Scope):
             live.leave(watched, module, args, kwargs, output)
         except Exception as error:
             self._fail(error)
-        if live.finding is not None:
+        if live.finding is not None and not live.done:
             if self._judge.replaying:
                 self._judge.stop_replay()
             elif self.batch_number not in self.trace_batch_nums:
-                call, self.call, self.live = self.call, None, None
-                report = self._judge.from_live(live, call)
-                self.call = call
-                self._respond.handle(report, [])
-                self.live = Frames(self.max_frames_to_save)
+                live.done = True
+                self._respond.handle(self._judge.from_live(live, self.call), [])
 
     # Helpers.
 

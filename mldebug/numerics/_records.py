@@ -70,7 +70,7 @@ class Call:
     thread: int
     end: int = -1
     depth: int = 0
-    recomputed: bool = False  # runs inside backward: activation checkpointing
+    finished: bool = False  # its forward returned
     paused: bool = False  # under torch.jit.trace, torch.export or a functorch transform
     wrapped: bool = False  # entered through torch.compile's OptimizedModule
     params_first: int = -1  # first record of the parameter pass made at its entry, -1 if none

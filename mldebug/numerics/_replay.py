@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from mldebug.numerics._tensors import leaves
 
 MAX_BYTES = 256 << 20  # of inputs held by reference, and of buffers copied, for one forward
+_SMALL = 64 << 10  # a buffer that is copied before the first forward, when nobody knows yet whether it will change
 _version = operator.attrgetter("_version")
 _SIMPLE = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, slice, range, type)
 
@@ -27,12 +28,12 @@ class NotReplayable(Exception):
 class Snapshot:
     """What one forward needs to run again. Tensors are held by reference and guarded by their version counters.
 
-    Taking one reads nothing from a device. `changing` names the buffers that a forward changes: these are copied.
+    Taking one reads nothing from a device. Of `buffers` those in `changing`, which a forward changes, are copied.
     """
 
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], params: Sequence[Tensor],
-        changing: Sequence[Tensor],
+        buffers: Sequence[Tensor], changing: Sequence[Tensor],
     ) -> None:
         self.module = module
         self._objects: list[tuple[str, Any, tuple[int, ...]]] = []
@@ -42,6 +43,7 @@ class Snapshot:
         self.kwargs = {key: self._hold(value, f"input.{key}") for key, value in kwargs.items()}
         self._params = params
         self._param_versions = _versions(params)
+        self._all_buffers = buffers
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in changing]
         if self._bytes + sum(b.nbytes for b in changing) > MAX_BYTES:
             raise NotReplayable(f"its inputs and buffers take more than {MAX_BYTES >> 20} MB")
@@ -96,7 +98,7 @@ class Snapshot:
         """
         if reason := self.why_not():
             raise NotReplayable(reason)
-        buffers_now = [buffer.detach().clone() for buffer, _ in self._buffers]
+        buffers_now = [buffer.detach().clone() for buffer in self._all_buffers]
         rng_now = _rng_state(self._params)
         training_now = self.module.training
         try:
@@ -119,7 +121,7 @@ class Snapshot:
             if training_now != self._training:
                 self.module.train(training_now)
             with torch.no_grad():
-                for (buffer, _), now in zip(self._buffers, buffers_now, strict=True):
+                for buffer, now in zip(self._all_buffers, buffers_now, strict=True):
                     buffer.copy_(now)
             _set_rng_state(rng_now)
 
@@ -134,15 +136,22 @@ def check_model(tensors: Sequence[Tensor]) -> str:
     return ""
 
 
-def changing_buffers(modules: Sequence[nn.Module], known: set[int]) -> list[Tensor]:
-    """The buffers that a forward in this mode will change: running statistics, and those seen to change before."""
+def changing_buffers(modules: Sequence[nn.Module], known: set[int] | None) -> list[Tensor]:
+    """The buffers that a forward in this mode will change: running statistics, and those seen to change before.
+
+    Before the first forward (`known` is None) any may be one: all of them, unless they are large.
+    """
     found: list[Tensor] = []
     for module in modules:
         if not module._buffers:
             continue
         # Native batch_norm updates its statistics without touching their version counter.
         norm = isinstance(module, _NormBase) and module.training and module.track_running_stats
-        found += [b for b in module._buffers.values() if b is not None and (norm or id(b) in known)]
+        for buffer in module._buffers.values():
+            if buffer is not None and (
+                norm or (id(buffer) in known if known is not None else buffer.nbytes <= _SMALL)
+            ):
+                found.append(buffer)
     return found
 
 

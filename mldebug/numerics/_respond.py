@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -43,14 +42,17 @@ class Responder:
         self._first: NumericsReport | None = None
         self._events = 0
         self._near: dict[str, str] = {}  # place -> note
-        self._frames: list[str] = []  # of the last live batch
+        self._frames: list[str] = []  # of the last live batch, or of a forward that did not return
+        self._frames_from = self._why_ring = ""
         self._drop = False
+        self.handing_over = False  # the user's own function is running
+        self.notes: dict[str, None] = {}  # said once, in order
         self._quiet = False
         self.printing = True  # diagnose() turns it off
 
     # Events.
 
-    def handle(self, found: Found, snapshots: Sequence[Snapshot]) -> Event:
+    def handle(self, found: Found, snapshots: Sequence[Snapshot | None]) -> Event:
         """Do what `on_event` says. Raises NumericsError for "raise"."""
         event = found.event
         self._events += 1
@@ -67,7 +69,9 @@ class Responder:
         if self._quiet:
             return event
         if callable(self._on_event):
+            self.handing_over = True
             self._on_event(event)
+            self.handing_over = False
         elif self._on_event == "raise":
             raise NumericsError(f"{type(self._recorder).__name__}: {report.verdict}", report.hint, report)
         else:
@@ -75,7 +79,8 @@ class Responder:
             if self._on_event == "skip":
                 self._drop = True
                 for snapshot in snapshots:
-                    snapshot.restore_buffers()
+                    if snapshot is not None:
+                        snapshot.restore_buffers()
         return event
 
     @contextlib.contextmanager
@@ -143,7 +148,15 @@ class Responder:
             self._tell(row)
 
     def keep_frames(self, frames: list[str]) -> None:
-        self._frames = frames
+        """The frames of a live batch, for a report without event."""
+        self._frames, self._frames_from, self._why_ring = frames, "live", ""
+
+    def _keep_unfinished(self) -> None:
+        """The frames of a forward that did not return: its last lines are the only witness."""
+        calls = self._recorder.memory.calls
+        if self._frames_from != "live" and calls and not calls[-1].finished and calls[-1].end > calls[-1].first:
+            self._frames = self._recorder.ring_frames(calls[-1])
+            self._frames_from, self._why_ring = "ring", "the forward did not return"
 
     def report(self) -> NumericsReport:
         """The report of the run up to now."""
@@ -168,18 +181,24 @@ class Responder:
     def _build(self, found: Found | None) -> NumericsReport:
         recorder = self._recorder
         rows = self._history.rows()
-        notes = [*self._near.values(), *self._history.notes()]
+        notes = [*self._near.values(), *self._history.notes(), *self.notes]
+        if recorder.recomputed:
+            notes.append(f"activation checkpointing ran {recorder.recomputed} modules again; not counted twice")
         if recorder.weights.bad_buffers:
             names = ", ".join(list(recorder.weights.bad_buffers)[:5])
             notes.append(f"not finite from the start, and not counted unless something follows from it: {names}")
-        reading, hint = read(found.event, rows) if found is not None else ("", "")
+        if found is not None:
+            reading, hint = read(found.event, rows)
+        else:
+            reading, hint = f"Nothing bad was seen in {recorder.batch_number} forward passes.", ""
+            self._keep_unfinished()
         return NumericsReport(
             event=None if found is None else found.event,
             reading=reading,
             hint=hint,
             frames=self._frames if found is None else found.frames,
-            frames_from=("live" if self._frames else "") if found is None else found.source,  # type: ignore[arg-type]
-            not_replayed="" if found is None else found.reason,
+            frames_from=self._frames_from if found is None else found.source,  # type: ignore[arg-type]
+            not_replayed=self._why_ring if found is None else found.reason,
             notes=notes,
             history=rows,
             steps=recorder.step,
@@ -192,6 +211,3 @@ class Responder:
 
 _NEAR_HINT = "scale these values down, or run this module in a wider dtype"
 
-
-def stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -44,7 +44,12 @@ def join(path: str, key: object) -> str:
 
 def is_plain(tensor: Tensor) -> bool:
     """True for an ordinary strided float tensor, which can be measured as it is."""
-    return type(tensor) in _PLAIN_TYPES and tensor.dtype in PLAIN_DTYPES and tensor.layout is torch.strided
+    return (
+        type(tensor) in _PLAIN_TYPES
+        and tensor.dtype in PLAIN_DTYPES
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+    )
 
 
 def parts(tensor: Tensor) -> list[Tensor]:

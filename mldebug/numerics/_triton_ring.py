@@ -127,7 +127,7 @@ class TritonRing:
         launch(grid, stream, self._base, address, size, slot)
 
     def record_many(self, tensors: Sequence[torch.Tensor], base: int) -> None:
-        """Fold tensor i into slot (base + i) % slots, with one launch for each dtype; at most slots/2 tensors.
+        """Fold tensor i into slot (base + i) % slots, with one launch for each dtype; at most `slots` tensors.
 
         Empty tensors leave their slot as it is. If several tensors alarm, the flag gets the first one of the list.
         The table of addresses is kept on the device and rebuilt when an address, a size or the list changes.

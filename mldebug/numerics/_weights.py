@@ -143,13 +143,11 @@ class Weights:
             norms = list(torch._foreach_norm(grads, 2))
             self.gradients.append(GradientNorms(step, names, norms, _loss_scale(scaler, optimizer)))
 
+    def buffers(self) -> list[Tensor]:
+        return [buffer for module in self.modules() for buffer in module._buffers.values() if buffer is not None]
+
     def buffer_versions(self) -> dict[int, int]:
-        return {
-            id(buffer): buffer._version
-            for module in self.modules()
-            for buffer in module._buffers.values()
-            if buffer is not None and not buffer.is_inference()
-        }
+        return {id(buffer): buffer._version for buffer in self.buffers() if not buffer.is_inference()}
 
     def _tensors(self) -> Iterator[tuple[Watched, str, Tensor, Literal["parameter", "buffer"]]]:
         seen: set[int] = set()

@@ -1,0 +1,133 @@
+"""What follows an event: raise, warn, skip, a function."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mldebug import DebugUnderflowOverflow, MldebugError, NumericsError
+
+from .kit import NAN, Net, agrees, bits, train
+
+
+def careful(model: nn.Module, plan: dict[int, float], steps: int = 5) -> list[int]:
+    """A loop that leaves out the optimizer step of a loss that is not finite."""
+    opt = torch.optim.SGD(model.parameters(), 1e-2)
+    stepped = []
+    for i in range(steps):
+        model.plant.value = plan.get(i)
+        opt.zero_grad()
+        loss = model(torch.ones(2, 4)).pow(2).mean()
+        if torch.isfinite(loss):
+            loss.backward()
+            opt.step()
+            stepped.append(i)
+    return stepped
+
+
+def test_warn_goes_on() -> None:
+    model = Net()
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        with DebugUnderflowOverflow(model, on_event="warn") as recorder:
+            assert careful(model, {1: NAN}) == [0, 2, 3, 4]
+    agrees(recorder.report.event, batch=1, module="plant")
+
+
+def test_a_function_gets_the_event_once_per_bad_batch() -> None:
+    events: list[Any] = []
+    model = Net()
+    with DebugUnderflowOverflow(model, on_event=events.append):
+        careful(model, {1: NAN, 3: NAN}, steps=6)
+    assert [event.batch for event in events] == [1, 3]
+    assert all(event.module == "plant" for event in events)
+
+
+@pytest.mark.parametrize("check", ["step", "each", "async"])
+def test_after_a_handled_event_the_next_batch_is_good(check: str) -> None:
+    events: list[Any] = []
+    model = Net()
+    with DebugUnderflowOverflow(model, on_event=events.append, check=check):
+        careful(model, {0: NAN})
+        assert len(events) == 1
+        careful(model, {})
+    assert len(events) == 1
+
+
+def test_a_caught_error_is_no_event_twice() -> None:
+    model = Net()
+    with DebugUnderflowOverflow(model) as recorder:
+        with pytest.raises(NumericsError):
+            train(model, {0: NAN}, steps=1)
+        train(model, steps=2)
+        with pytest.raises(NumericsError) as caught:
+            train(model, {1: NAN}, steps=3)
+    agrees(caught.value.report.event, batch=4)
+    assert recorder.report.event is not None
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "adamw fused"])
+def test_skip_drops_the_batch(name: str) -> None:
+    from .test_flag_points import OPTIMIZERS
+
+    model, twin = Net(), Net()
+    twin.load_state_dict(model.state_dict())
+    with DebugUnderflowOverflow(model, on_event="skip") as recorder:
+        losses = train(model, {1: NAN}, steps=4, optimizer=OPTIMIZERS[name](model.parameters()))
+        assert recorder.step == 4, "a skipped step is counted"
+    assert len(losses) == 4
+    train(twin, steps=4, optimizer=Leave(OPTIMIZERS[name](twin.parameters()), [1]))
+    assert bits(model) == bits(twin), "as if the bad batch had not been there"
+    agrees(recorder.report.event, step=1, module="plant")
+
+
+class Leave:
+    """An optimizer without the steps named."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, left_out: list[int]) -> None:
+        self.optimizer, self.left_out, self.at = optimizer, left_out, 0
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def step(self) -> None:
+        if self.at not in self.left_out:
+            self.optimizer.step()
+        self.at += 1
+
+
+def test_skip_under_a_scaler() -> None:
+    model = Net()
+    opt = torch.optim.SGD(model.parameters(), 1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    kept = []
+    with DebugUnderflowOverflow(model, on_event="skip") as recorder:
+        for i in range(4):
+            model.plant.value = NAN if i == 1 else None
+            opt.zero_grad()
+            scaler.scale(model(torch.ones(2, 4)).mean()).backward()
+            scaler.step(opt)
+            scaler.update()
+            kept.append(bits(model))
+        assert recorder.step == 4
+    assert kept[0] == kept[1] != kept[2] != kept[3]
+    agrees(recorder.report.event, step=1)
+
+
+def test_skip_of_an_accumulated_step() -> None:
+    model = Net()
+    with DebugUnderflowOverflow(model, on_event="skip") as recorder:
+        train(model, {2: NAN}, steps=3, micro=2)
+        assert (recorder.step, recorder.batch_number) == (3, 6)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    agrees(recorder.report.event, step=1, micro_batch=0)
+
+
+def test_the_arguments_are_checked() -> None:
+    for options in ({"on_event": "explode"}, {"check": "sometimes"}, {"max_frames_to_save": -1}):
+        with pytest.raises((MldebugError, ValueError, TypeError)):
+            DebugUnderflowOverflow(Net(), **options)

@@ -1,0 +1,72 @@
+"""The loss is seen wherever it is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from mldebug import check, diagnose
+
+from .kit import INF, NAN, agrees, tiny, tokens, watch
+
+
+def test_a_loss_outside_any_module() -> None:
+    model = nn.Linear(4, 2)
+    opt = torch.optim.SGD(model.parameters(), 1e-2)
+    labels = [[0, 1], [1, 0], [-100, -100]]
+
+    def run() -> None:
+        for i in range(3):
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(model(torch.ones(2, 4)), torch.tensor(labels[i]))
+            assert check(loss, "loss") is loss
+            loss.backward()
+            opt.step()
+
+    before = model.weight.detach().clone()
+    event = watch(model, run).event
+    agrees(event, step=2, phase="forward", module=None, role="loss", kind="nan", name="loss")
+    assert torch.isfinite(model.weight).all() and not torch.equal(model.weight, before)
+
+
+def test_check_takes_nested_values_and_needs_no_recorder() -> None:
+    assert check(3.0) == 3.0
+    value = {"a": [torch.ones(2), None], "b": BaseModelOutput(last_hidden_state=torch.tensor(NAN))}
+    assert check(value, "heads") is value
+    model = nn.Linear(4, 2)
+    event = watch(model, lambda: check(value, "heads")).event
+    agrees(event, kind="nan", module=None)
+    assert "heads" in event.name
+
+
+def test_the_loss_of_a_model_output_by_itself() -> None:
+    model = tiny("gpt2", dropout=0.0)
+    batch = tokens()
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    event = watch(model, lambda: model(**batch).loss.backward()).event  # noqa: PLW0108
+    agrees(event, role="loss", kind="nan", phase="forward", module=("", None))
+    assert "loss" in event.name
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda x: x, lambda x: {"loss": x}, lambda x: (x, {"n": 1})], ids=["tensor", "dict", "tuple"]
+)
+def test_the_loss_that_diagnose_is_handed(wrap: Any) -> None:
+    model = nn.Linear(4, 1)
+
+    def step(i: int) -> Any:
+        loss = model(torch.ones(2, 4)).mean()
+        return wrap(loss * NAN if i == 2 else loss)
+
+    agrees(diagnose(model, step, steps=4).event, step=2, role="loss", kind="nan", module=None, phase="forward")
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_a_python_number_as_loss(value: float) -> None:
+    model = nn.Linear(4, 1)
+    report = diagnose(model, lambda i: value if i == 1 else 0.5, steps=3)
+    agrees(report.event, step=1, role="loss", module=None)
