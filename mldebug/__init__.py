@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mldebug.core.errors import MldebugError
-    from mldebug.numerics import DebugUnderflowOverflow, Event, NumericsError, NumericsReport, check, diagnose
+    from mldebug.numerics import (
+        DebugUnderflowOverflow,
+        Event,
+        NumericsError,
+        NumericsReport,
+        check,
+        diagnose,
+        scalar_logger,
+    )
 
 __version__ = "0.1.0"
 
@@ -26,6 +34,7 @@ __all__ = [
     "__version__",
     "check",
     "diagnose",
+    "scalar_logger",
 ]
 
 # Public name -> the module that defines it. Type checkers read the imports above instead.
@@ -37,6 +46,7 @@ _HOMES = {
     "NumericsReport": "mldebug.numerics",
     "check": "mldebug.numerics",
     "diagnose": "mldebug.numerics",
+    "scalar_logger": "mldebug.numerics",
 }
 
 

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,8 @@ from torch import Tensor, nn
 from mldebug.numerics._recorder import DebugUnderflowOverflow
 from mldebug.numerics._report import NumericsError, NumericsReport, NumericsWarning
 
-if TYPE_CHECKING:
-    from transformers import T5ForConditionalGeneration
-
-_SEED = 0
-_STEPS = 300  # a bound: the overflow comes after some 70 steps, at a slightly different one on another processor
+_SEED = 2
+_STEPS = 300  # a bound: the overflow comes after some 80 steps; other processors round differently
 _BATCH, _LENGTH = 4, 16  # sentences and words
 _PAD, _END, _MASK, _FIRST_WORD = 0, 1, 2, 3
 _SUSPECT = "encoder.block.0.layer.1.DenseReluDense"
@@ -49,12 +46,13 @@ def run_demo(progress: Callable[[str], None] | None = None) -> NumericsReport:
 
 
 def _train(
-    model: T5ForConditionalGeneration, words: Tensor, recorder: DebugUnderflowOverflow, tell: Callable[[str], None]
+    model: nn.Module, words: Tensor, recorder: DebugUnderflowOverflow, tell: Callable[[str], None]
 ) -> NumericsReport:
     """An ordinary training loop: fill in the masked words of the text."""
-    from transformers.optimization import Adafactor
+    from transformers import Adafactor
 
-    optimizer = Adafactor(model.parameters(), lr=_RATE, relative_step=False, scale_parameter=True)
+    adafactor: Any = Adafactor  # has no types
+    optimizer = adafactor(model.parameters(), lr=_RATE, relative_step=False, scale_parameter=True)
     size = sum(parameter.numel() for parameter in model.parameters())
     tell(f"training a T5 of {size:,} fp16 weights on {len(words)} words")
     largest = _AbsMax(model.get_submodule(f"{_SUSPECT}.wo"))
@@ -76,10 +74,10 @@ def _train(
     return recorder.report
 
 
-def _model(vocabulary: int) -> T5ForConditionalGeneration:
+def _model(vocabulary: int) -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    config = T5Config(
+    settings: dict[str, Any] = dict(
         vocab_size=vocabulary,
         d_model=32,
         d_kv=8,
@@ -93,7 +91,7 @@ def _model(vocabulary: int) -> T5ForConditionalGeneration:
         eos_token_id=_END,
         decoder_start_token_id=_PAD,
     )
-    model = T5ForConditionalGeneration(config)
+    model: nn.Module = T5ForConditionalGeneration(T5Config(**settings))
     with torch.no_grad():
         for weight in model.get_submodule(_SUSPECT).parameters():
             weight.mul_(_PRETRAINED)

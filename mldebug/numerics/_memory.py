@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mldebug.numerics._records import Call, Site
-from mldebug.numerics._rings import SLOTS, HostRing, Ring, ring_for
+from mldebug.numerics._rings import SLOTS, HostRing, Ring, ring_for, spans
 from mldebug.numerics._stats import Stats
 
 _MASK = SLOTS - 1
 _CHUNK = 1024  # slots are made ready in such portions
 _CHUNK_MASK = _CHUNK - 1
+_SMALL = 1024  # elements; a smaller tensor is measured again rather than recognised
 
 
 class Memory:
@@ -34,7 +35,7 @@ class Memory:
         self._numel = array("q", bytes(8 * SLOTS))
         self._rings: dict[int, Ring] = {-1: HostRing()}
         self._last: weakref.ref[Tensor] | None = None
-        self._last_version = 0
+        self._last_version = self._last_slot = 0
 
     def record(self, site: Site, tensor: Tensor) -> None:
         """Measure a plain tensor (see `_tensors`). The hot path: a few microseconds beside the reduction itself."""
@@ -52,38 +53,42 @@ class Memory:
         last = self._last
         if last is not None and last() is tensor and tensor._version == self._last_version:
             # The very object that was measured last (a module handing on its child's output), unchanged since.
-            self._source[slot] = self._source[(sequence - 1) & _MASK]
+            self._source[slot] = self._last_slot
             return
         self._source[slot] = slot
         ring = self._rings.get(device)
         if ring is None:
             ring = self._add_ring(tensor)
         ring.record(tensor, slot)
+        if numel < _SMALL:
+            return  # a loss between two views of the logits must not hide that they are one
         if tensor.is_inference():
             self._last = None
         else:
             self._last = weakref.ref(tensor)
             self._last_version = tensor._version
+            self._last_slot = slot
 
     def record_all(self, sites: Sequence[Site], tensors: Sequence[Tensor]) -> None:
         """Measure many plain tensors (parameters, buffers): one launch per device and dtype where that can be."""
-        groups: dict[int, list[int]] = {}
-        for i, tensor in enumerate(tensors):
-            groups.setdefault(tensor.get_device(), []).append(i)
         self.forget_last()
-        for device, group in groups.items():
-            ring = self._rings.get(device) or self._add_ring(tensors[group[0]])
+        devices = list(map(Tensor.get_device, tensors))
+        for device in dict.fromkeys(devices):
+            own = range(len(devices)) if len(set(devices)) == 1 else [i for i, d in enumerate(devices) if d == device]
+            ring = self._rings.get(device) or self._add_ring(tensors[own[0]])
             base = self.sequence
-            for number, i in enumerate(group, base):
-                slot = number & _MASK
-                if not number & _CHUNK_MASK:
-                    self._prepare(slot)
-                self._sites[slot] = sites[i]
-                self._source[slot] = slot
-                self._device[slot] = device
-                self._numel[slot] = tensors[i].numel()
-            self.sequence = base + len(group)
-            ring.record_many([tensors[i] for i in group], base & _MASK)
+            self.sequence = base + len(own)
+            for chunk in range(-(-base // _CHUNK), -(-self.sequence // _CHUNK)):
+                self._prepare(chunk * _CHUNK & _MASK)
+            numels = array("q", [tensors[i].numel() for i in own])
+            done = 0
+            for a, b in spans(base, len(own), SLOTS):
+                self._sites[a:b] = [sites[i] for i in own[done : done + b - a]]
+                self._source[a:b] = array("q", range(a, b))
+                self._device[a:b] = array("h", [device]) * (b - a)
+                self._numel[a:b] = numels[done : done + b - a]
+                done += b - a
+            ring.record_many([tensors[i] for i in own], base & _MASK)
 
     def publish(self, first: int, end: int) -> None:
         """Send what was recorded in [first, end) on its way to the host, without waiting."""

@@ -126,6 +126,7 @@ class DebugUnderflowOverflow(Scope):
         _hub.detach(self)
         self.call = self.live = None
         self._unread.clear()
+        self.weights.release()
         self._respond.close()
 
     @property
@@ -136,24 +137,23 @@ class DebugUnderflowOverflow(Scope):
 
     def poll(self, wait: bool = True) -> Event | None:
         """Read the device's verdict on what has run; handle an event as `on_event` says. Returns the event if handled."""
-        call = self.call
-        if call is not None and call.extra.get("implicit"):
-            self._close(call)
+        if self.call is not None and self.call.extra.get("implicit"):
+            self._close(self.call)
         if not self._unread:
             return None
         seen = self.memory.flags(wait)
         if seen is None:
             return None
         alarm, near = seen
-        if alarm is None and near is None:
-            self._forget_unread()
-            return None
+        calls, self._unread = list(self._unread), deque()
         try:
+            if alarm is None and near is None:
+                return None
             self.memory.clear_flags()
             if near is not None:
                 self._respond.note_near(near)
-            found = None if alarm is None else self._judge.explain(alarm, list(self._unread))
-            return None if found is None else self._respond.handle(found, [c.snapshot for c in self._unread])
+            found = None if alarm is None else self._judge.explain(alarm, calls)
+            return None if found is None else self._respond.handle(found, [call.snapshot for call in calls])
         except (NumericsError, KeyboardInterrupt):
             raise
         except Exception as error:
@@ -162,12 +162,8 @@ class DebugUnderflowOverflow(Scope):
             self._fail(error)
             return None
         finally:
-            self._forget_unread()
-
-    def _forget_unread(self) -> None:
-        for call in self._unread:
-            call.snapshot = None
-        self._unread.clear()
+            for call in calls:
+                call.snapshot = None
 
     def finish(self, exc: BaseException | None = None, at_exit: bool = False) -> None:
         """End of the scope or of the process: what is still pending is read and reported."""
@@ -361,6 +357,7 @@ class DebugUnderflowOverflow(Scope):
         kwargs = get_kwargs()
         root = watched.root() or module
         bad_weights = False
+        self.weights.refresh()
         if self.weights.due:
             call.params_first, call.first = self.weights.measure()
             if self.weights.passes == 1 or self.check == "each":
@@ -491,6 +488,7 @@ class DebugUnderflowOverflow(Scope):
 
     def _add_root(self, module: nn.Module) -> None:
         self._roots.append(weakref.ref(module))
+        weakref.finalize(module, self.weights.release).atexit = False
         for name, child in module.named_modules():
             self._watch(child, name, module)
 

@@ -80,7 +80,7 @@ class TritonRing:
         self._seen = self._mirror.numpy()  # the same memory
         self._stale = True  # nothing published since the flag was cleared
         self._base: int = self._ring.data_ptr()
-        self._cap = 4 * torch.cuda.get_device_properties(self._index).multi_processor_count
+        self._cap = 2 * torch.cuda.get_device_properties(self._index).multi_processor_count
         self._aligned: dict[torch.dtype, Any] = {}
         self._unaligned: dict[torch.dtype, Any] = {}
         self._many: dict[tuple[torch.dtype, bool], Any] = {}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import operator
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from mldebug.numerics._event import Role
 from mldebug.numerics._records import Site, Watched
 from mldebug.numerics._tensors import is_plain, parts
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 class GradientNorms:
     """L2 norms of the gradients of one optimizer step, kept on their devices and read when somebody asks."""
 
-    def __init__(self, step: int, names: list[str], norms: list[Tensor], scale: Tensor | None) -> None:
+    def __init__(self, step: int, names: Callable[[], list[str]], norms: list[Tensor], scale: Tensor | None) -> None:
         self.step = step
         self._names, self._norms, self._scale = names, norms, scale
         self._each: dict[str, float] | None = None
@@ -32,7 +36,7 @@ class GradientNorms:
         if self._each is None:
             scale = 1.0 if self._scale is None else float(self._scale)
             values = torch.stack([norm.double().cpu() for norm in self._norms]).tolist()
-            self._each = {name: value / scale for name, value in zip(self._names, values, strict=True)}
+            self._each = {name: value / scale for name, value in zip(self._names(), values, strict=True)}
             self._norms, self._scale = [], None
         return self._each
 
@@ -42,14 +46,33 @@ class GradientNorms:
         return math.sqrt(sum(value * value for value in self.each.values()))
 
 
+class _Cast(NamedTuple):
+    """The tensors to measure, worked out once: walking hundreds of modules in Python costs as much as measuring."""
+
+    dicts: list[dict[str, Any]]  # the modules' own tables of parameters and buffers
+    ids: list[int]  # of what was in them
+    kinds: list[tuple[torch.dtype, torch.device]]
+    tensors: list[Tensor]
+    entries: list[tuple[Watched, str, Tensor, Role]]
+    sites: list[Site]
+    measured: list[Tensor]  # plain ones as they are; others are taken apart at each pass
+    odd: list[tuple[Watched, str, Tensor, Role]]
+    parameters: list[Tensor]
+    buffers: list[Tensor]
+
+
+_kind = operator.attrgetter("dtype", "device")
+
+
 class Weights:
-    """The parameters and buffers of the watched modules. Holds none of them alive."""
+    """The parameters and buffers of the watched modules."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._owners: dict[int, tuple[Watched, weakref.ref[nn.Module]]] = {}
         self._matches: dict[int, bool] = {}  # id(optimizer) -> whether it holds one of our parameters
         self._aside: dict[int, weakref.ref[Tensor]] = {}  # known to be bad: not measured again
+        self._cast: _Cast | None = None
         self.bad_buffers: dict[str, str] = {}  # bad before the first forward, name -> nan or inf
         self.due = True  # to be measured at the next root forward
         self.passes = 0
@@ -58,6 +81,11 @@ class Weights:
     def add(self, watched: Watched, module: nn.Module) -> None:
         self._owners[id(module)] = (watched, weakref.ref(module))
         self._matches.clear()
+        self._cast = None
+
+    def release(self) -> None:
+        """Let go of every tensor: a root has died, or the recorder is taken off."""
+        self._cast = None
 
     def modules(self) -> list[nn.Module]:
         return [module for _, ref in self._owners.values() if (module := ref()) is not None]
@@ -66,7 +94,10 @@ class Weights:
         return [watched for watched, _ in self._owners.values()]
 
     def parameters(self) -> list[Tensor]:
-        return list({id(p): p for m in self.modules() for p in m._parameters.values() if p is not None}.values())
+        return self._current().parameters
+
+    def buffers(self) -> list[Tensor]:
+        return self._current().buffers
 
     def owns(self, optimizer: torch.optim.Optimizer, alone: bool) -> bool:
         """Whether this optimizer steps the watched modules.
@@ -85,16 +116,11 @@ class Weights:
         """Record all parameters and float buffers; returns their range of record numbers."""
         self.due = False
         self.passes += 1
-        sites: list[Site] = []
-        tensors: list[Tensor] = []
-        for watched, name, tensor, role in self._tensors():
-            aside = self._aside.get(id(tensor))
-            if watched.muted or (aside is not None and aside() is tensor):
-                continue
-            plain = is_plain(tensor) and tensor.numel() and not tensor.is_meta
-            for piece in [tensor] if plain else parts(tensor):
-                sites.append(watched.site(name, tensor.dtype, role))
-                tensors.append(piece)
+        cast = self._current()
+        sites, tensors = cast.sites, cast.measured
+        for watched, name, tensor, role in cast.odd:
+            for piece in parts(tensor):
+                sites, tensors = [*sites, watched.site(name, tensor.dtype, role)], [*tensors, piece]
         start = self._memory.sequence
         self._memory.record_all(sites, tensors)
         return start, self._memory.sequence
@@ -125,44 +151,76 @@ class Weights:
 
     def set_aside(self, name: str) -> None:
         """Do not report this parameter or buffer again: it is known to be bad."""
-        for watched, key, tensor, _ in self._tensors():
+        for watched, key, tensor, _ in self._current().entries:
             if join_name(watched.name, key) == name:
                 self._aside[id(tensor)] = weakref.ref(tensor)
+        self._cast = None
 
     def read_gradients(self, step: int, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
         """Enqueue the norms of the gradients that an optimizer is about to use; once per step, nothing is read."""
         if self.gradients and self.gradients[-1].step == step:
             return
-        names, grads = [], []
-        for watched, name, tensor, role in self._tensors():
-            grad = tensor.grad if role == "parameter" else None
-            if grad is not None and is_plain(grad) and grad.numel():
-                names.append(join_name(watched.name, name))
-                grads.append(grad.detach())
-        if grads:
-            norms = list(torch._foreach_norm(grads, 2))
+        cast = self._current()
+        held = [(i, grad) for i, param in enumerate(cast.parameters) if (grad := param.grad) is not None]
+        held = [(i, grad) for i, grad in held if is_plain(grad) and grad.numel()]
+        if held:
+            with torch.no_grad():
+                norms = list(torch._foreach_norm([grad for _, grad in held], 2))
+            names = functools.partial(_names, cast.entries, [i for i, _ in held])
             self.gradients.append(GradientNorms(step, names, norms, _loss_scale(scaler, optimizer)))
-
-    def buffers(self) -> list[Tensor]:
-        return [buffer for module in self.modules() for buffer in module._buffers.values() if buffer is not None]
 
     def buffer_versions(self) -> dict[int, int]:
         return {id(buffer): buffer._version for buffer in self.buffers() if not buffer.is_inference()}
 
-    def _tensors(self) -> Iterator[tuple[Watched, str, Tensor, Literal["parameter", "buffer"]]]:
-        seen: set[int] = set()
-        for watched, ref in self._owners.values():
-            module = ref()
-            if module is None:
+    def refresh(self) -> None:
+        """At the start of a forward: notice a parameter or buffer that was replaced, moved or cast."""
+        cast = self._cast
+        if cast is not None:
+            values = itertools.chain.from_iterable(map(dict.values, cast.dicts))
+            if list(map(id, values)) != cast.ids or list(map(_kind, cast.tensors)) != cast.kinds:
+                self._cast = None
+
+    def _current(self) -> _Cast:
+        if self._cast is None:
+            self._cast = self._build()
+        return self._cast
+
+    def _build(self) -> _Cast:
+        owners = [(watched, module) for watched, ref in self._owners.values() if (module := ref()) is not None]
+        dicts = [table for _, module in owners for table in (module._parameters, module._buffers)]
+        entries: dict[int, tuple[Watched, str, Tensor, Role]] = {}
+        roles: tuple[Role, Role] = ("parameter", "buffer")
+        for role in roles:
+            for watched, module in owners:
+                table = module._parameters if role == "parameter" else module._buffers
+                for name, tensor in table.items():
+                    if tensor is not None:
+                        entries.setdefault(id(tensor), (watched, name, tensor, role))
+        cast = _Cast(
+            dicts,
+            [id(value) for table in dicts for value in table.values()],
+            [_kind(entry[2]) for entry in entries.values()],
+            [entry[2] for entry in entries.values()],
+            list(entries.values()),
+            [], [], [],
+            [entry[2] for entry in entries.values() if entry[3] == "parameter"],
+            [entry[2] for entry in entries.values() if entry[3] == "buffer"],
+        )
+        for entry in cast.entries:
+            watched, name, tensor, role = entry
+            aside = self._aside.get(id(tensor))
+            if watched.muted or (aside is not None and aside() is tensor) or tensor.is_meta or not tensor.numel():
                 continue
-            for name, tensor in module._parameters.items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield watched, name, tensor, "parameter"
-            for name, tensor in module._buffers.items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield watched, name, tensor, "buffer"
+            if is_plain(tensor):
+                cast.sites.append(watched.site(name, tensor.dtype, role))
+                cast.measured.append(tensor)
+            elif type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or parts(tensor):
+                cast.odd.append(entry)
+        return cast
+
+
+def _names(entries: list[tuple[Watched, str, Tensor, Role]], indices: list[int]) -> list[str]:
+    return [join_name(entries[i][0].name, entries[i][1]) for i in indices]
 
 
 def join_name(module: str, name: str) -> str:

@@ -88,33 +88,20 @@ def test_fifty_steps_have_the_same_bits(dtype: Any, check: str) -> None:
     assert torch.equal(torch.cuda.get_rng_state(), state)
 
 
-def test_no_synchronisation_in_forward_and_backward() -> None:
-    model = make()
-    opt = torch.optim.AdamW(model.parameters(), 1e-3)
-    x = torch.randn(8, 32, 16, device="cuda")
-    with DebugUnderflowOverflow(model) as recorder:
-        for i in range(4):
-            opt.zero_grad()
-            torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("error" if i else "default")  # the first step may compile and allocate
-            try:
-                model(x).pow(2).mean().backward()
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-            opt.step()
-    assert recorder.report.event is None
-
-
-def test_async_does_not_synchronise_at_the_optimizer_either() -> None:
+@pytest.mark.parametrize("check", ["step", "async"])
+def test_no_synchronisation(check: str) -> None:
+    """None over forward and backward; with check="async" none at the optimizer either."""
     model = make()
     opt = torch.optim.SGD(model.parameters(), 1e-3)
     x = torch.randn(8, 32, 16, device="cuda")
-    with DebugUnderflowOverflow(model, check="async") as recorder:
+    with DebugUnderflowOverflow(model, check=check) as recorder:
         for i in range(5):
-            torch.cuda.set_sync_debug_mode("error" if i > 1 else "default")
+            opt.zero_grad()
+            torch.cuda.set_sync_debug_mode("error" if i > 1 else "default")  # first steps compile and allocate
             try:
-                opt.zero_grad()
                 model(x).pow(2).mean().backward()
+                if check == "step":
+                    torch.cuda.set_sync_debug_mode("default")
                 opt.step()
             finally:
                 torch.cuda.set_sync_debug_mode("default")

@@ -252,7 +252,7 @@ def test_no_model_given_watches_every_root() -> None:
 def test_include_and_exclude_patterns() -> None:
     def event(**options: Any) -> Any:
         model = Net()
-        return watch(model, lambda: train(model, {0: INF}, steps=1), **options).event
+        return watch(model, lambda: train(model, {0: NAN}, steps=1), **options).event
 
     assert event(exclude=["plant"]).module == "fc2"
     assert event(include=["fc*"]).module == "fc2"
