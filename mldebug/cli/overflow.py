@@ -107,9 +107,9 @@ def _run_script(args: argparse.Namespace, target: list[str], module: bool) -> tu
         if isinstance(exc, MldebugError) and script_traceback(exc) is None:
             raise  # not the script's: it is not there, or the recorder refuses an option
         _print_traceback(exc)
-        report = getattr(exc, "report", None)
-        found = report is not None and (args.json or report.event is not None)
-        return report if found else None, 1
+        seen: NumericsReport | None = getattr(exc, "report", None)
+        found = seen is not None and (args.json or seen.event is not None)
+        return seen if found else None, 1
     return report, 0
 
 

@@ -28,13 +28,11 @@ def check(value: _Value, name: str = "loss") -> _Value:
         loss = mldebug.check(criterion(model(x), y), "loss")
     """
     for recorder in list(_hub.RECORDERS):
-        recorder.record_value(value, name)
+        recorder.guard(recorder.forwards.record_value, value, name, "loss")
     return value
 
 
-def diagnose(
-    model: nn.Module, step: Callable[[int], Any], steps: int, **options: Any
-) -> NumericsReport:
+def diagnose(model: nn.Module, step: Callable[[int], Any], steps: int, **options: Any) -> NumericsReport:
     """Call `step(i)` for i in range(steps) under a recorder and report the first event; stops there.
 
     What `step` returns (a loss, a ModelOutput, a dict of losses) is looked at too. `options` are those of
@@ -70,9 +68,11 @@ def _one_step(recorder: DebugUnderflowOverflow, step: Callable[[int], Any], i: i
         raise
     for name, leaf in leaves(result, "loss"):
         if isinstance(leaf, Tensor):
-            recorder.record_value(leaf, name)
+            named = name.partition(".")[2]  # of a dict or a ModelOutput only what calls itself a loss is one
+            role = "loss" if not named or "loss" in named else "output"
+            recorder.guard(recorder.forwards.record_value, leaf, name, role)
         elif isinstance(leaf, float) and not math.isfinite(leaf):
-            recorder.record_value(torch.tensor(leaf), name)
+            recorder.guard(recorder.forwards.record_value, torch.tensor(leaf), name, "loss")
     return recorder.poll() is not None
 
 

@@ -34,19 +34,21 @@ def _constant(function: _Function) -> _Function:
     return function
 
 
-_library = torch.library.Library("mldebug", "FRAGMENT")
+_library: Any = torch.library.Library("mldebug", "FRAGMENT")  # type: ignore[no-untyped-call,unused-ignore]
 _library.define("record(Tensor(a!) order, Tensor value, int site) -> ()")
 _library.define("mark(Tensor(a!) order, int site, bool enter) -> ()")
 
 
 def _record(order: Tensor, value: Tensor, site: int) -> None:
     watched, path, role = _SITES[site]
-    watched.recorder.record_compiled(watched, path, role, value)
+    if watched.recorder.attached:
+        watched.recorder.guard(watched.forwards.record_compiled, watched, path, role, value)
 
 
 def _mark(order: Tensor, site: int, enter: bool) -> None:
     watched, _, _ = _SITES[site]
-    watched.recorder.mark_compiled(watched, enter)
+    if watched.recorder.attached:
+        watched.forwards.mark_compiled(watched, enter)
 
 
 _library.impl("record", _record, "CompositeExplicitAutograd")
@@ -78,7 +80,7 @@ def trace_leave(module: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
     torch.ops.mldebug.mark(_ORDER, root, False)
 
 
-def _walk(key: int, value: Any, path: str, role: str, depth: int) -> None:
+def _walk(key: int, value: Any, path: str, role: Role, depth: int) -> None:
     if isinstance(value, Tensor):
         if value.is_floating_point() and value.numel() > 0:
             torch.ops.mldebug.record(_ORDER, value.detach(), _site(key, path, role))

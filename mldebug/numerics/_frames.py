@@ -110,7 +110,7 @@ class Frames:
             found = Finding(owner, role, name, part, stats)
             if role == "parameter":
                 found.param = f"{owner.name}.{name}" if owner.name else name
-            if stats.bad:
+            if stats.alarms(role == "parameter" or (role == "output" and owner.computes)):
                 return found
             if role == "output":
                 self.masks.append(found)

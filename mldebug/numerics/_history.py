@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from mldebug.numerics._records import Call
+from mldebug.numerics._records import Call, Site
 from mldebug.numerics._stats import LIMIT, SUBNORMAL_SHARE
 
 if TYPE_CHECKING:
@@ -51,10 +51,13 @@ class History:
                     found.setdefault(place, []).append((call.batch, absmax))
         return found
 
-    def notes(self) -> list[str]:
-        """Trends towards the limit, and outputs that underflow, as of the last training forward."""
+    def notes(self, before: int | None) -> list[str]:
+        """Trends towards the limit, and outputs that underflow, as of the last training forward.
+
+        With an event, of the last one before its batch: what came after shows the damage, not the way there.
+        """
         memory = self._recorder.memory
-        calls = [call for call in self._recent() if call.training]
+        calls = [call for call in self._recent() if call.training and (before is None or call.batch < before)]
         if not calls:
             return []
         notes: list[str] = []
@@ -64,10 +67,10 @@ class History:
         for number, stats in zip(numbers, memory.stats(numbers), strict=True):
             site = memory.site(number)
             if stats.mask:
-                masks.append(_place(site.module, site.path))
+                masks.append(place_of(site))
             if site.role not in ("output", "loss"):
                 continue
-            place, dtype = _place(site.module, site.path), str(site.dtype).removeprefix("torch.")
+            place, dtype = place_of(site), str(site.dtype).removeprefix("torch.")
             share = stats.subnormal / max(memory.numel(number), 1)
             if stats.subnormal > 0 and share >= SUBNORMAL_SHARE:
                 notes.append(f"underflow: {100 * share:.0f}% of {place} is subnormal in {dtype}")
@@ -95,7 +98,7 @@ class History:
         numbers = range(call.first, call.end)
         for number, stats in zip(numbers, memory.stats(numbers), strict=True):
             site = memory.site(number)
-            yield _place(site.module, site.path), site.role, stats.absmax
+            yield place_of(site), site.role, stats.absmax
 
     def _row(self, step: int, calls: list[Call]) -> dict[str, Any]:
         row: dict[str, Any] = {"step": step}
@@ -109,12 +112,13 @@ class History:
                 elif site.role == "loss" and stats.has_nan:
                     row["loss"] = math.nan
                 if site.role == "output" and not stats.mask and not stats.absmax <= row.get("absmax", -1.0):
-                    row["absmax"], row["where"] = stats.absmax, _place(site.module, site.path)
+                    row["absmax"], row["where"] = stats.absmax, place_of(site)
         norms = next((g for g in self._recorder.weights.gradients if g.step == step), None)
         if norms is not None:
             row["grad_norm"] = norms.total
         return row
 
 
-def _place(module: str | None, path: str) -> str:
-    return f"{module} {path}" if module else path
+def place_of(site: Site) -> str:
+    """A tensor's place as notes and history name it: `encoder.block.0 output[0]`."""
+    return f"{site.module} {site.path}" if site.module else site.path

@@ -105,20 +105,28 @@ def _install() -> None:
     ]
     _undo.extend(handle.remove for handle in handles)
     # torch forgets to take a removed hook off this list.
-    _undo.append(functools.partial(nn.modules.module._global_forward_hooks_with_kwargs.pop, handles[1].id, None))
+    _undo.append(lambda: _drop(nn.modules.module._global_forward_hooks_with_kwargs, handles[1].id))
     scaler = torch.amp.GradScaler
     original = scaler.step
     scaler.step = _scaler_step(original)  # type: ignore[method-assign]
     _undo.append(functools.partial(setattr, scaler, "step", original))
     # torch warns that global hooks fire once more for an OptimizedModule; ours are made for that.
-    quiet = ("ignore", "Using `torch.compile\\(module\\)` when there are global hooks", UserWarning)
-    warnings.filterwarnings(quiet[0], message=quiet[1], category=UserWarning)  # type: ignore[arg-type]
-    entry = warnings.filters[0]
-    _undo.append(lambda: entry in warnings.filters and warnings.filters.remove(entry))  # type: ignore[attr-defined,func-returns-value]
+    warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
+    _undo.append(functools.partial(_drop_filter, warnings.filters[0]))
     atexit.register(_at_exit)
     _undo.append(lambda: atexit.unregister(_at_exit))
     _undo.append(_compiled.forget_graphs)
     _compiled.forget_graphs()
+
+
+def _drop(table: dict[int, bool], key: int) -> None:
+    table.pop(key, None)
+
+
+def _drop_filter(entry: Any) -> None:
+    filters: Any = warnings.filters
+    if entry in filters:
+        filters.remove(entry)
 
 
 def _uninstall() -> None:
@@ -149,10 +157,10 @@ def _before_forward(module: nn.Module, args: Any) -> None:
             return
         watched = _unknown(module)
     while watched is not None:
-        recorder = watched.recorder
-        call = recorder.call
-        if call is None or recorder.live is not None or watched is call.watched:
-            recorder.enter(watched, module, args, _kwargs_of_caller)
+        forwards = watched.forwards
+        call = forwards.call
+        if call is None or forwards.live is not None or watched is call.watched:
+            forwards.enter(watched, module, args, _kwargs_of_caller)
         watched = watched.next
 
 
@@ -164,7 +172,7 @@ def _after_forward(module: nn.Module, args: Any, kwargs: dict[str, Any], output:
         return
     watched = TABLE.get(id(module))
     while watched is not None:
-        watched.recorder.leave(watched, module, args, kwargs, output)
+        watched.forwards.leave(watched, module, args, kwargs, output)
         watched = watched.next
 
 
@@ -184,7 +192,7 @@ _MODULE_FILE = inspect.getsourcefile(nn.Module)
 
 
 def running_now(module: nn.Module, skip: int = 1) -> bool:
-    """True if this thread is inside more than `skip` calls of the module: a recursive call, not the rest of a broken one."""
+    """True if this thread is inside more than `skip` calls of the module: it calls itself. False after a broken call."""
     count, frame = 0, sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -37,7 +37,6 @@ class Judge:
 
     def __init__(self, recorder: DebugUnderflowOverflow) -> None:
         self._recorder = recorder
-        self.replaying = False
 
     def explain(self, alarm: int, calls: Sequence[Call]) -> Found | None:
         """The event behind the alarm of record number `alarm`, which one of `calls` made.
@@ -78,7 +77,7 @@ class Judge:
         memory = self._recorder.memory
         for call in calls:
             numbers = [n for n in range(call.start, call.end) if memory.holds(n)]
-            bad = [n for n, stats in zip(numbers, memory.stats(numbers), strict=True) if stats.bad]
+            bad = memory.bad(numbers)
             if any(memory.site(n).role != "input" for n in bad):
                 inputs = [n for n in bad if memory.site(n).role == "input"]
                 return (inputs or bad)[0], call
@@ -96,7 +95,7 @@ class Judge:
         later = [
             n for n in range(max(alarm, call.start), call.end) if memory.holds(n) and memory.site(n).role == "input"
         ]
-        return next((n for n, s in zip(later, memory.stats(later), strict=True) if s.bad), alarm)
+        return next(iter(memory.bad(later)), alarm)
 
     def _event(self, site: Site, stats: Stats, call: Call) -> Event:
         step, phase = call.step, "forward"
@@ -107,7 +106,9 @@ class Judge:
             else:
                 step = max(call.step - 1, 0)
                 phase = "forward" if site.role == "buffer" else self._phase_of_update(step)
-        return self._make(site.owner, site.role, site.path, stats, call, phase, step=step, param=param, dtype=site.dtype)
+        return self._make(
+            site.owner, site.role, site.path, stats, call, phase, step=step, param=param, dtype=site.dtype
+        )
 
     def _phase_of_update(self, step: int) -> Phase:
         norms = next((g for g in self._recorder.weights.gradients if g.step == step), None)
@@ -120,13 +121,30 @@ class Judge:
 
     def _from_finding(self, finding: Finding, call: Call, phase: Phase) -> Event:
         return self._make(
-            finding.owner, finding.role, finding.name, finding.stats, call, phase,
-            param=finding.param, dtype=finding.tensor.dtype, tensor=finding.tensor,
+            finding.owner,
+            finding.role,
+            finding.name,
+            finding.stats,
+            call,
+            phase,
+            param=finding.param,
+            dtype=finding.tensor.dtype,
+            tensor=finding.tensor,
         )
 
     def _make(
-        self, owner: Watched | None, role: Role, name: str, stats: Stats, call: Call, phase: Any, *,
-        dtype: torch.dtype, step: int | None = None, param: str | None = None, tensor: torch.Tensor | None = None,
+        self,
+        owner: Watched | None,
+        role: Role,
+        name: str,
+        stats: Stats,
+        call: Call,
+        phase: Any,
+        *,
+        dtype: torch.dtype,
+        step: int | None = None,
+        param: str | None = None,
+        tensor: torch.Tensor | None = None,
     ) -> Event:
         kind: Kind = "nan" if stats.has_nan else "inf"
         bad = stats.nan + stats.posinf + stats.neginf if stats.nan >= 0 else None
@@ -158,8 +176,17 @@ class Judge:
             owner, _, short = name.rpartition(".")
             if owner == event.module or owner.startswith(event.module + ".") or not event.module:
                 return replace(
-                    event, phase="init", role="buffer", name=short, param=name, kind=kind, module=owner, step=0,  # type: ignore[arg-type]
-                    module_class=self._class_of(owner) or event.module_class, absmax=None, bad=None,
+                    event,
+                    phase="init",
+                    role="buffer",
+                    name=short,
+                    param=name,
+                    kind="nan" if kind == "nan" else "inf",
+                    module=owner,
+                    step=0,
+                    module_class=self._class_of(owner) or event.module_class,
+                    absmax=None,
+                    bad=None,
                 )
         return event
 
@@ -176,7 +203,7 @@ class Judge:
             return event
         from mldebug.numerics._masks import MinusInfinity
 
-        again = self._recorder.new_frames()
+        again = self._recorder.forwards.new_frames()
         with MinusInfinity(again) as watch:
             self._run(call, again)
         if watch.origin is None:
@@ -187,7 +214,7 @@ class Judge:
     def _replay(self, call: Call) -> tuple[Frames | None, str]:
         if call.snapshot is None:
             return None, call.replay_reason or "its inputs were not kept"
-        frames = self._recorder.new_frames()
+        frames = self._recorder.forwards.new_frames()
         frames.begin_batch(call.batch)
         reason = self._run(call, frames)
         if reason:
@@ -198,12 +225,11 @@ class Judge:
 
     def _run(self, call: Call, frames: Frames) -> str:
         """Replay a call into frames; "" or why it could not be done."""
-        recorder = self._recorder
-        snapshot = call.snapshot
+        forwards, snapshot = self._recorder.forwards, call.snapshot
         assert snapshot is not None
-        saved = recorder.call, recorder.live
-        self.replaying = True
-        recorder.call, recorder.live = _replay_call(call), frames
+        saved = forwards.call, forwards.live
+        forwards.replaying = True
+        forwards.call, forwards.live = replace(call, snapshot=None, paused=False), frames
         try:
             snapshot.run()
         except _Stop:
@@ -215,9 +241,9 @@ class Judge:
         except Exception as error:
             return f"{type(error).__name__}: {error}"[:200]
         finally:
-            self.replaying = False
-            recorder.call, recorder.live = saved
-            recorder.memory.forget_last()
+            forwards.replaying = False
+            forwards.call, forwards.live = saved
+            self._recorder.memory.forget_last()
         return ""
 
     def ring_frames(self, call: Call, alarm: int) -> list[str]:
@@ -235,8 +261,3 @@ class Judge:
         heads = [f"{PREFIX} {o.name} {o.cls}" if o is not None else f"{PREFIX} outside any module" for o, _ in groups]
         texts = ["\n".join([head, *lines]) for head, (_, lines) in zip(heads, groups, strict=True)]
         return texts[-self._recorder.max_frames_to_save :]
-
-
-def _replay_call(call: Call) -> Call:
-    """The same call, to run again: entered as if from outside."""
-    return replace(call, snapshot=None, depth=-1, paused=False, extra={})

@@ -30,19 +30,19 @@ _LOWEST = tl.constexpr(-(2**31))
 _INF = tl.constexpr(0x7F800000)  # +inf as float32 bits
 
 
-@triton.jit(do_not_specialize=["n", "slot"])
-def record_kernel(ring, data, n, slot, FORMAT: tl.constexpr, ALIGNED: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "slot", "strict"])
+def record_kernel(ring, data, n, slot, strict, FORMAT: tl.constexpr, ALIGNED: tl.constexpr):
     """Fold `n` elements at `data` into one slot. Program p takes the tiles p, p + programs, ..."""
     row = ring + (slot + 1) * 8
-    alarm, near = _measure(row, data, n, tl.program_id(0), tl.num_programs(0), FORMAT, ALIGNED)
+    alarm, near = _measure(row, data, n, tl.program_id(0), tl.num_programs(0), strict, FORMAT, ALIGNED)
     if alarm:
         tl.atomic_cas(ring, -1, slot, sem="relaxed")
     if near:
         tl.atomic_cas(ring + 1, -1, slot, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["base", "count", "slots"])
-def record_many_kernel(ring, table, base, count, slots, FORMAT: tl.constexpr, ALIGNED: tl.constexpr):
+@triton.jit(do_not_specialize=["base", "count", "slots", "strict"])
+def record_many_kernel(ring, table, base, count, slots, strict, FORMAT: tl.constexpr, ALIGNED: tl.constexpr):
     """Program p folds chunk p: table row p is (address, index << 32 | elements); tensor `index` of `count` goes to
     slot base + index."""
     row = table + tl.program_id(0) * 2
@@ -52,7 +52,7 @@ def record_many_kernel(ring, table, base, count, slots, FORMAT: tl.constexpr, AL
         data = tl.multiple_of(data, 16)
     index = (packed >> 32).to(tl.int32)
     n = (packed & _MAG).to(tl.int32)
-    alarm, near = _measure(ring + ((base + index) % slots + 1) * 8, data, n, 0, 1, FORMAT, ALIGNED)
+    alarm, near = _measure(ring + ((base + index) % slots + 1) * 8, data, n, 0, 1, strict, FORMAT, ALIGNED)
     if alarm:
         _claim(ring, index, base, count, slots)
     if near:
@@ -73,8 +73,10 @@ def _claim(flag, index, base, count, slots):
 
 
 @triton.jit
-def _measure(out, data, n, first, step, FORMAT: tl.constexpr, ALIGNED: tl.constexpr):
+def _measure(out, data, n, first, step, strict, FORMAT: tl.constexpr, ALIGNED: tl.constexpr):
     """Fold the tiles first, first + step, ... of `n` elements into the slot at `out`; (alarm, near) of these tiles.
+
+    With `strict` (1 or 0) -inf alarms as well.
 
     All work is on the raw bits, moved to the top of 32. Their signed maximum is the largest value if any is >= 0,
     their unsigned maximum the lowest value if any is negative; where there is none, the smallest magnitude is that
@@ -123,6 +125,7 @@ def _measure(out, data, n, first, step, FORMAT: tl.constexpr, ALIGNED: tl.conste
     tinies = tl.sum(tiny, 0)
     nans = zeros * 0
     infs = zeros * 0
+    minus = zeros * 0
     if (most >= INF) | (_magnitude(least) >= INF):
         # Rare: read the tiles once more, to count what is not finite and to take the extremes without NaN.
         top = tl.full([_LANES], _LOWEST, tl.int32)
@@ -166,7 +169,7 @@ def _measure(out, data, n, first, step, FORMAT: tl.constexpr, ALIGNED: tl.conste
     MAX: tl.constexpr = 0x477FE000 if FORMAT == 2 else (0x7F7F0000 if FORMAT == 1 else 0x7F7FFFFF)
     above = positive & (hi >= NEAR) & (hi <= MAX)
     below = negative & (lo >= NEAR) & (lo < MAX)
-    return nans + infs > 0, above | below
+    return nans + infs + strict * minus > 0, above | below
 
 
 @triton.jit

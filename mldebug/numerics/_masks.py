@@ -15,16 +15,30 @@ if TYPE_CHECKING:
 
 # Operations that write constants or move values: what they put there was meant to be there.
 _WRITES = (
-    "masked_fill", "where", "full", "fill", "scalar_tensor", "new_full", "triu", "tril", "copy", "_to_copy",
-    "constant_pad", "index_put", "scatter", "lift_fresh", "empty", "new_empty",
+    "masked_fill",
+    "where",
+    "full",
+    "fill",
+    "scalar_tensor",
+    "new_full",
+    "triu",
+    "tril",
+    "copy",
+    "_to_copy",
+    "constant_pad",
+    "index_put",
+    "scatter",
+    "lift_fresh",
+    "empty",
+    "new_empty",
 )
 
 
-class MinusInfinity(TorchDispatchMode):
+class MinusInfinity(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
     """While active, finds the first operation that made -inf out of operands without any."""
 
     def __init__(self, frames: Frames) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._frames = frames
         self.origin: Watched | None = None
         self.op = ""

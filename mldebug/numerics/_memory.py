@@ -59,7 +59,7 @@ class Memory:
         ring = self._rings.get(device)
         if ring is None:
             ring = self._add_ring(tensor)
-        ring.record(tensor, slot)
+        ring.record(tensor, slot, site.strict)
         if numel < _SMALL:
             return  # a loss between two views of the logits must not hide that they are one
         if tensor.is_inference():
@@ -69,7 +69,7 @@ class Memory:
             self._last_version = tensor._version
             self._last_slot = slot
 
-    def record_all(self, sites: Sequence[Site], tensors: Sequence[Tensor]) -> None:
+    def record_all(self, sites: Sequence[Site], tensors: Sequence[Tensor], strict: bool) -> None:
         """Measure many plain tensors (parameters, buffers): one launch per device and dtype where that can be."""
         self.forget_last()
         devices = list(map(Tensor.get_device, tensors))
@@ -88,7 +88,7 @@ class Memory:
                 self._device[a:b] = array("h", [device]) * (b - a)
                 self._numel[a:b] = numels[done : done + b - a]
                 done += b - a
-            ring.record_many([tensors[i] for i in own], base & _MASK)
+            ring.record_many([tensors[i] for i in own], base & _MASK, strict)
 
     def publish(self, first: int, end: int) -> None:
         """Send what was recorded in [first, end) on its way to the host, without waiting."""
@@ -131,6 +131,11 @@ class Memory:
             stats = self._rings[device].stats([self._source[number & _MASK] for number in group])
             found.update(zip(group, stats, strict=True))
         return [found[number] for number in numbers]
+
+    def bad(self, numbers: Sequence[int]) -> list[int]:
+        """Those of the records that hold NaN, inf, or a -inf that cannot be a mask's."""
+        stats = self.stats(numbers)
+        return [n for n, found in zip(numbers, stats, strict=True) if found.alarms(self.site(n).strict)]
 
     def forget_last(self) -> None:
         """The last tensor's object may not be compared any more: something else ran in between."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 import warnings
 import weakref
 from collections import deque
@@ -13,20 +11,19 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mldebug.core.errors import UsageError
 from mldebug.core.scope import Scope
 from mldebug.numerics import _hub
-from mldebug.numerics._event import Event, Role
+from mldebug.numerics._event import Event
+from mldebug.numerics._forwards import Forwards
 from mldebug.numerics._frames import Frames
 from mldebug.numerics._judge import Judge
 from mldebug.numerics._memory import Memory
-from mldebug.numerics._records import Call, Site, Watched
-from mldebug.numerics._replay import NotReplayable, Snapshot, changing_buffers, check_model
+from mldebug.numerics._records import Call, Watched
 from mldebug.numerics._report import NumericsError, NumericsReport
 from mldebug.numerics._respond import Responder
-from mldebug.numerics._tensors import is_plain, leaves, parts, tracing_now
 from mldebug.numerics._weights import Weights
 
 CheckMode = Literal["step", "async", "each"]
@@ -81,22 +78,15 @@ class DebugUnderflowOverflow(Scope):
         self.check = check
         self.include, self.exclude = tuple(include), tuple(exclude)
 
-        self.call: Call | None = None  # the root forward under way
-        self.live: Frames | None = None  # takes frames from live tensors: replay, check="each", traced batches
         self.step = 0  # optimizer steps, skipped ones included
-        self.batch_number = 0  # root forwards
-        self.micro_batch = 0  # training forwards since the last optimizer step
-        self.eval_batches = 0  # root forwards without gradients or in eval mode
         self.memory = Memory()
         self.weights = Weights(self.memory)
-        self._unread: deque[Call] = deque()
-        self.recomputed = 0  # module calls that activation checkpointing ran again in backward
-        self._changing: set[int] | None = None  # ids of buffers seen to change in a forward
+        self.forwards = Forwards(self)
         self._step_is_given = False  # by diagnose(); else optimizer steps are counted
         self._step_counts: dict[int, int] = {}  # id(optimizer) -> its steps
         self._in_scaler: dict[int, int] = {}
         self._adopt_all = model is None
-        self._roots: list[Any] = []
+        self._roots: list[weakref.ref[nn.Module]] = []
         self._broken = False
         self._judge = Judge(self)
         self._respond = Responder(self, on_event, on_step, output)
@@ -104,8 +94,13 @@ class DebugUnderflowOverflow(Scope):
         self._model = None if model is None else weakref.ref(model)
         if model is not None:
             weakref.finalize(model, self.remove).atexit = False
-        self._attached = False
+        self.attached = False
         self._attach()
+
+    @property
+    def batch_number(self) -> int:
+        """Root forwards up to now, as the classic class counts batches."""
+        return self.forwards.batches
 
     # The scope.
 
@@ -122,12 +117,13 @@ class DebugUnderflowOverflow(Scope):
 
     def remove(self) -> None:
         """Take the recorder off: no hook, patch or filter of it is left. Safe to call twice."""
-        self._attached = False
+        self.attached = False
         _hub.detach(self)
-        self.call = self.live = None
-        self._unread.clear()
-        self.weights.release()
+        self.forwards.call = self.forwards.live = None
+        self.forwards.unread.clear()
+        self._respond.finish()
         self._respond.close()
+        self.weights.release()
 
     @property
     def report(self) -> NumericsReport:
@@ -136,39 +132,37 @@ class DebugUnderflowOverflow(Scope):
         return self._respond.report()
 
     def poll(self, wait: bool = True) -> Event | None:
-        """Read the device's verdict on what has run; handle an event as `on_event` says. Returns the event if handled."""
-        if self.call is not None and self.call.extra.get("implicit"):
-            self._close(self.call)
-        if not self._unread:
-            return None
-        seen = self.memory.flags(wait)
+        """Read the device's verdict on what has run; handle an event as `on_event` says. The event that was handled."""
+        forwards = self.forwards
+        if forwards.call is not None and forwards.call.implicit:
+            forwards.close(forwards.call)
+        seen = self.memory.flags(wait) if forwards.unread else None
         if seen is None:
             return None
         alarm, near = seen
-        calls, self._unread = list(self._unread), deque()
+        calls, forwards.unread = list(forwards.unread), deque()
         try:
-            if alarm is None and near is None:
-                return None
-            self.memory.clear_flags()
-            if near is not None:
-                self._respond.note_near(near)
-            found = None if alarm is None else self._judge.explain(alarm, calls)
-            return None if found is None else self._respond.handle(found, [call.snapshot for call in calls])
-        except (NumericsError, KeyboardInterrupt):
+            if alarm is not None or near is not None:
+                self.memory.clear_flags()
+                if near is not None and (alarm is None or near < alarm):
+                    self._respond.note_near(near)
+                found = None if alarm is None else self._judge.explain(alarm, calls)
+                return None if found is None else self._respond.handle(found, [call.snapshot for call in calls])
+        except NumericsError:
             raise
         except Exception as error:
             if self._respond.handing_over:
                 raise  # the user's own on_event
-            self._fail(error)
-            return None
+            self.fail(error)
         finally:
             for call in calls:
                 call.snapshot = None
+        return None
 
     def finish(self, exc: BaseException | None = None, at_exit: bool = False) -> None:
         """End of the scope or of the process: what is still pending is read and reported."""
-        if self.call is not None:
-            self._close(self.call)
+        if self.forwards.call is not None:
+            self.forwards.close(self.forwards.call)
         try:
             if exc is not None or at_exit:
                 with self._respond.never_raise(exc):
@@ -178,58 +172,7 @@ class DebugUnderflowOverflow(Scope):
         finally:
             self._respond.finish()
 
-    # Called by the hooks.
-
-    def enter(
-        self, watched: Watched, module: nn.Module, args: tuple[Any, ...], get_kwargs: Callable[[], dict[str, Any]]
-    ) -> None:
-        """A watched module is about to run."""
-        call = self.call
-        if call is not None:
-            if self.live is not None and not call.paused:
-                self.live.enter(watched, args, get_kwargs())
-                if self._judge.replaying or watched is not call.watched:
-                    return
-            if watched is call.watched and not _hub.running_now(module):
-                self._close(call)  # it raised, and nobody told us
-            else:
-                call.depth += watched is call.watched
-                return
-        elif torch._C._current_graph_task_id() != -1:
-            self.recomputed += 1  # activation checkpointing, inside backward: it was seen before
-            return
-        self._guard(self._open, watched, module, args, get_kwargs)
-        if self.live is not None and self.call is not None and not self.call.paused:
-            self.live.enter(watched, args, get_kwargs())
-
-    def leave(
-        self, watched: Watched, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        """A watched module has run: measure what it returned. This is the hot path."""
-        call = self.call
-        if call is None:
-            return
-        if self._judge.replaying:
-            self._leave_live(watched, module, args, kwargs, output)
-            return
-        if not call.paused and not watched.muted:
-            if self.live is not None:
-                self._leave_live(watched, module, args, kwargs, output)
-            elif not watched.wrapper or self.memory.sequence == call.first:
-                try:
-                    if type(output) is Tensor and is_plain(output):
-                        self.memory.record(watched.site("output", output.dtype, "output"), output)
-                    elif output is not None:
-                        self._record_leaves(watched, output, "output")
-                except Exception as error:  # our failure is never the end of the run
-                    self._fail(error)
-        if watched is call.watched:
-            if call.depth:
-                call.depth -= 1
-            else:
-                call.finished = True
-                self._close(call)
-                self._after_call(call)
+    # Steps.
 
     def before_step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """An optimizer, or a GradScaler holding one, is about to step."""
@@ -238,7 +181,7 @@ class DebugUnderflowOverflow(Scope):
         self.poll(wait=self.check != "async")
         self._respond.drop_if_bad(optimizer, scaler)
         if self._owns(optimizer):
-            self._guard(self.weights.read_gradients, self.step, optimizer, scaler)
+            self.guard(self.weights.read_gradients, self.step, optimizer, scaler)
 
     def after_step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """A step is over. `step` is the largest count of any optimizer: two optimizers of one model step together."""
@@ -246,18 +189,17 @@ class DebugUnderflowOverflow(Scope):
             return
         key = id(optimizer)
         self.weights.due = True
-        if scaler is not None:
-            before = self._in_scaler.pop(key, 0)
-            if self._step_counts.get(key, 0) != before:
-                return  # not skipped: its own hook has counted it
-        count = self._step_counts[key] = self._step_counts.get(key, 0) + 1
-        self.micro_batch = 0
+        if scaler is not None and self._step_counts.get(key, 0) != self._in_scaler.pop(key, 0):
+            return  # not skipped: its own hook has counted it
+        if key not in self._step_counts:
+            # One made later takes part from here on: in the step just made if no forward was run since, else in a new.
+            self._step_counts[key] = self.step - (self.step > 0 and not self.forwards.micro_batch)
+            weakref.finalize(optimizer, self._step_counts.pop, key, None).atexit = False
+        count = self._step_counts[key] = self._step_counts[key] + 1
+        self.forwards.micro_batch = 0
         if count > self.step and not self._step_is_given:
             self._respond.step_done(self.step)
             self.step = count
-
-    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
-        return self.weights.owns(optimizer, alone=len(_hub.RECORDERS) == 1)
 
     def set_step(self, step: int) -> None:
         """Number the step from outside, as diagnose() does."""
@@ -265,222 +207,90 @@ class DebugUnderflowOverflow(Scope):
             self._respond.step_done(self.step)
         self._step_is_given = True
         self.step = step
-        self.micro_batch = 0
+        self.forwards.micro_batch = 0
         self.weights.due = True
 
-    def new_frames(self, on_frame: Callable[[str], None] | None = None) -> Frames:
-        return Frames(self.max_frames_to_save, on_frame, whole=not self.include and not self.exclude)
+    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
+        return self.weights.owns(optimizer, alone=len(_hub.RECORDERS) == 1)
+
+    # For the other parts of the recorder.
 
     def note(self, text: str) -> None:
         """Add a note to the report, once."""
         self._respond.notes[text] = None
 
-    def ring_frames(self, call: Call) -> list[str]:
-        """Frames of a call from what was recorded of it: outputs only."""
-        return self._judge.ring_frames(call, call.end - 1)
-
     def quiet(self) -> None:
         """Print nothing by itself."""
         self._respond.printing = False
 
+    def keep_frames(self, frames: list[str]) -> None:
+        self._respond.keep_frames(frames)
+
+    def ring_frames(self, call: Call) -> list[str]:
+        """Frames of a call from what was recorded of it: outputs only."""
+        return self._judge.ring_frames(call, call.end - 1)
+
+    def found_live(self, live: Frames, call: Call) -> None:
+        """Live frames have met a bad tensor."""
+        if self.forwards.replaying:
+            self._judge.stop_replay()
+        elif call.batch not in self.trace_batch_nums:
+            self._respond.handle(self._judge.from_live(live, call), [])
+
+    def abort_if_last(self) -> None:
+        last = self.abort_after_batch_num
+        if last is not None and self.batch_number > last:
+            self._respond.abort(self.batch_number, last)
+
     def adopt(self, module: nn.Module) -> Watched | None:
         """A module met for the first time: one added to a root since, or (watching all roots) a new root."""
-        if self.call is not None:
-            root = self.call.watched.root()
-            if root is not None:
-                for name, child in root.named_modules():
-                    if child is module:
-                        return self._watch(child, name, root)
+        call = self.forwards.call
+        if call is not None:
+            root = call.watched.root()
+            for name, child in root.named_modules() if root is not None else ():
+                if child is module:
+                    return self._watch(child, name, root)  # type: ignore[arg-type]
             return None
         if self._adopt_all and not isinstance(module, torch.fx.GraphModule):
             self._add_root(module)
             return _hub.find(self, module)
         return None
 
-    def record_value(self, value: Any, name: str, role: Role = "loss") -> None:
-        """Measure a tensor (or nest of tensors) made outside any module."""
-        self._record_leaves(None, value, name, role)
-        call = self.call
-        if call is None:
-            call = self._unread[-1] if self._unread else self._new_call(self._outside(), self.memory.sequence)
-            if not self._unread:
-                self._unread.append(call)
-            call.end = self.memory.sequence
-            self.memory.publish(call.first, call.end)
-
-    def record_compiled(self, watched: Watched, path: str, role: Role, value: Tensor) -> None:
-        """A tensor inside a compiled graph, at run time."""
-        if not self._attached or self.live is not None:
-            return
-        try:
-            if self.call is None:
-                if torch._C._current_graph_task_id() != -1:
-                    return  # recomputed in backward; seen before
-                self._open(watched, watched.ref() or nn.Identity(), (), dict)
-                assert self.call is not None
-                self.call.extra["implicit"] = True
-            for part in parts(value):
-                self.memory.record(watched.site(path, value.dtype, role), part)
-        except NumericsError:
-            raise
-        except Exception as error:
-            self._fail(error)
-
-    def mark_compiled(self, watched: Watched, enter: bool) -> None:
-        """A root that is compiled whole begins or ends."""
-        if not self._attached:
-            return
-        call = self.call
-        module = watched.ref()
-        if enter and module is not None and call is None:
-            self._guard(self._open, watched, module, (), dict)
-            if self.call is not None:
-                self.call.replay_reason = "the model is compiled as a whole, its arguments were not kept"
-        elif not enter and call is not None and call.watched is watched and not call.wrapped:
-            call.finished = True
-            self._close(call)
-            self._after_call(call)
-
-    # One call.
-
-    def _open(
-        self, watched: Watched, module: nn.Module, args: tuple[Any, ...], get_kwargs: Callable[[], dict[str, Any]]
-    ) -> None:
-        if self._unread:
-            self.poll(wait=self.check != "async")
-        call = self._new_call(watched, self.memory.sequence)
-        call.wrapped = watched.wrapper
-        call.paused = tracing_now()
-        self.call = call
-        if call.paused:
-            return
-        kwargs = get_kwargs()
-        root = watched.root() or module
-        bad_weights = False
-        self.weights.refresh()
-        if self.weights.due:
-            call.params_first, call.first = self.weights.measure()
-            if self.weights.passes == 1 or self.check == "each":
-                bad_weights = self.weights.first_look(call.params_first, call.first)
-        self._record_leaves(watched, args, "input", "input")
-        for key, value in kwargs.items():
-            if value is not None:
-                self._record_leaves(watched, value, f"input.{key}", "input")
-        if self.check != "each" or bad_weights:
-            self._take_snapshot(call, root if watched.wrapper else module, args, kwargs)
-        if bad_weights:
-            self._close(call)
-            self.poll()
-            self.call = call
-        if self.batch_number in self.trace_batch_nums:
-            self.live = self.new_frames(print)
-            self.live.begin_batch(self.batch_number)
-        elif self.check == "each":
-            self.live = self.new_frames()
-            self.live.begin_batch(self.batch_number)
-
-    def _new_call(self, watched: Watched, first: int) -> Call:
-        module = watched.ref()
-        return Call(
-            watched,
-            step=self.step,
-            batch=self.batch_number,
-            micro_batch=self.micro_batch,
-            training=module.training if module is not None else True,
-            grad=torch.is_grad_enabled(),
-            first=first,
-            thread=threading.get_ident(),
-        )
-
-    def _take_snapshot(
-        self, call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        try:
-            parameters = self.weights.parameters()
-            if reason := check_model(parameters):
-                raise NotReplayable(reason)
-            changing = changing_buffers(self.weights.modules(), self._changing)
-            call.snapshot = Snapshot(module, args, kwargs, parameters, self.weights.buffers(), changing)
-            call.extra["buffers"] = self.weights.buffer_versions()
-        except NotReplayable as reason:
-            call.replay_reason = str(reason)
-        except Exception as error:
-            call.replay_reason = f"its inputs could not be kept ({type(error).__name__}: {error})"
-
-    def _close(self, call: Call) -> None:
-        """The end of a call, however it ended: hand over what it recorded."""
-        self.call = None
-        live, self.live = self.live, None
-        if live is not None:
-            self._respond.keep_frames(list(live.texts))
-        call.end = self.memory.sequence
-        self.memory.forget_last()
-        if call.paused:
-            return
-        if call.snapshot is not None:
-            before, now = call.extra.pop("buffers", {}), self.weights.buffer_versions()
-            self._changing = (self._changing or set()) | {key for key, version in now.items() if before.get(key, version) != version}
-        if call.end > call.start:
-            self._unread.append(call)
-            self._guard(self.memory.publish, call.start, call.end)
-        self.memory.calls.append(call)
-
-    def _after_call(self, call: Call) -> None:
-        """What follows a root forward that ended well."""
-        if call.paused or call.watched.name and not self._is_root(call.watched):
-            return
-        if call.training and call.grad:
-            self.micro_batch += 1
-        else:
-            self.eval_batches += 1
-        self.batch_number += 1
-        if not call.grad:
-            self.poll(wait=self.check != "async")
-        last = self.abort_after_batch_num
-        if last is not None and self.batch_number > last:
-            self._respond.abort(self.batch_number, last)
-
-    def _leave_live(
-        self, watched: Watched, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        live = self.live
-        assert live is not None and self.call is not None
-        try:
-            live.leave(watched, module, args, kwargs, output)
-        except Exception as error:
-            self._fail(error)
-        if live.finding is not None and not live.done:
-            if self._judge.replaying:
-                self._judge.stop_replay()
-            elif self.batch_number not in self.trace_batch_nums:
-                live.done = True
-                self._respond.handle(self._judge.from_live(live, self.call), [])
-
-    # Helpers.
-
-    def _record_leaves(self, watched: Watched | None, value: Any, path: str, role: Role = "output") -> None:
-        for name, leaf in leaves(value, path):
-            if isinstance(leaf, Tensor):
-                kind: Role = "loss" if name == "output.loss" else role
-                for part in parts(leaf):
-                    self.memory.record(self._site(watched, name, leaf.dtype, kind), part)
-
-    def _site(self, watched: Watched | None, name: str, dtype: torch.dtype, role: Role) -> Site:
-        return Site(None, name, dtype, role) if watched is None else watched.site(name, dtype, role)
-
-    def _outside(self) -> Watched:
+    def outside(self) -> Watched:
+        """Stands for the root in a call that has none: values checked outside any module."""
         root = self._roots[0]() if self._roots else None
         module = root if root is not None else nn.Identity()
         return _hub.find(self, module) or Watched(self, module, "", module)
 
-    def _is_root(self, watched: Watched) -> bool:
+    def is_root(self, watched: Watched) -> bool:
         module = watched.ref()
         return any(ref() is module for ref in self._roots)
 
+    def guard(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call one of our own functions: its failure is a warning."""
+        try:
+            function(*args)
+        except NumericsError:
+            raise
+        except Exception as error:
+            if self._respond.handing_over:
+                raise
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Our own failure is a warning, said once, and not the end of the run."""
+        if not self._broken:
+            self._broken = True
+            warnings.warn(
+                f"mldebug: the recorder could not measure a tensor ({type(error).__name__}: {error}); it goes on\n"
+                "hint: some values may be missing from its report; please report this",
+                stacklevel=3,
+            )
+
     def _attach(self) -> None:
-        if self._attached:
+        if self.attached:
             return
-        self._attached = True
+        self.attached = True
         _hub.attach(self)
         model = self._model() if self._model is not None else None
         if model is not None:
@@ -497,24 +307,6 @@ class DebugUnderflowOverflow(Scope):
         watched.muted = (bool(self.include) and not _matches(name, self.include)) or _matches(name, self.exclude)
         self.weights.add(watched, module)
         return watched
-
-    def _guard(self, function: Callable[..., Any], *args: Any) -> None:
-        try:
-            function(*args)
-        except NumericsError:
-            raise
-        except Exception as error:
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        """Our own failure is a warning, said once, and not the end of the run."""
-        if not self._broken:
-            self._broken = True
-            warnings.warn(
-                f"mldebug: the recorder could not measure a tensor ({type(error).__name__}: {error}); it goes on\n"
-                "hint: some values may be missing from its report; please report this",
-                stacklevel=3,
-            )
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

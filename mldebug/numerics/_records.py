@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -15,17 +15,23 @@ if TYPE_CHECKING:
     from mldebug.numerics._replay import Snapshot
 
 
+# Modules that cannot write a mask: -inf in what they return is no constant but a value out of range.
+_COMPUTE = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.RNNBase)
+
+
 class Watched:
     """One module under one recorder: its name, and the call sites of its tensors (made once, then shared)."""
 
-    __slots__ = ("cls", "muted", "name", "next", "recorder", "ref", "root", "sites", "wrapper")
+    __slots__ = ("cls", "computes", "forwards", "muted", "name", "next", "recorder", "ref", "root", "sites", "wrapper")
 
     def __init__(self, recorder: DebugUnderflowOverflow, module: nn.Module, name: str, root: nn.Module) -> None:
         self.recorder = recorder
+        self.forwards = recorder.forwards
         self.ref = weakref.ref(module)
         self.root = weakref.ref(root)
         self.name = name
         self.cls = type(module).__name__
+        self.computes = isinstance(module, _COMPUTE)  # its outputs are sums of products: a -inf there is an overflow
         self.muted = False  # filtered out by include/exclude: counted, not measured
         self.wrapper = False  # an OptimizedModule: opens and closes the call of the module inside, measures nothing
         self.next: Watched | None = None  # the same module under a second recorder
@@ -43,13 +49,14 @@ class Watched:
 class Site:
     """Where a recorded tensor comes from: a module (None outside any), a path such as `output[0]`, a role, a dtype."""
 
-    __slots__ = ("dtype", "owner", "path", "role")
+    __slots__ = ("dtype", "owner", "path", "role", "strict")
 
     def __init__(self, owner: Watched | None, path: str, dtype: torch.dtype, role: Role) -> None:
         self.owner = owner
         self.path = path
         self.dtype = dtype
         self.role = role
+        self.strict = role == "parameter" or (role == "output" and owner is not None and owner.computes)
 
     @property
     def module(self) -> str | None:
@@ -66,17 +73,18 @@ class Call:
     micro_batch: int
     training: bool
     grad: bool
-    first: int  # sequence number of its first record
-    thread: int
+    first: int  # number of its first record
     end: int = -1
     depth: int = 0
     finished: bool = False  # its forward returned
     paused: bool = False  # under torch.jit.trace, torch.export or a functorch transform
     wrapped: bool = False  # entered through torch.compile's OptimizedModule
+    implicit: bool = False  # opened by a compiled part that was called by itself; nothing tells when it ends
+    token: bool = False  # continues a generation
     params_first: int = -1  # first record of the parameter pass made at its entry, -1 if none
     snapshot: Snapshot | None = None
     replay_reason: str = ""  # why there is no snapshot
-    extra: dict[str, Any] = field(default_factory=dict)
+    buffers: dict[int, int] = field(default_factory=dict)  # version by id at entry
 
     @property
     def start(self) -> int:

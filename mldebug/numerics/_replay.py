@@ -34,7 +34,7 @@ class Snapshot:
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], params: Sequence[Tensor],
         buffers: Sequence[Tensor], changing: Sequence[Tensor],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.module = module
         self._objects: list[tuple[str, Any, tuple[int, ...]]] = []
         self._tensors: list[tuple[str, Tensor, int]] = []
@@ -148,9 +148,7 @@ def changing_buffers(modules: Sequence[nn.Module], known: set[int] | None) -> li
         # Native batch_norm updates its statistics without touching their version counter.
         norm = isinstance(module, _NormBase) and module.training and module.track_running_stats
         for buffer in module._buffers.values():
-            if buffer is not None and (
-                norm or (id(buffer) in known if known is not None else buffer.nbytes <= _SMALL)
-            ):
+            if buffer is not None and (norm or (id(buffer) in known if known is not None else buffer.nbytes <= _SMALL)):
                 found.append(buffer)
     return found
 
@@ -205,19 +203,19 @@ def _set_rng_state(state: RngState) -> None:
 
 
 def _on_cuda(params: Sequence[Tensor]) -> bool:
-    return torch.cuda.is_initialized() and any(p.is_cuda for p in params[:1])
+    return any(p.is_cuda for p in params[:1])
 
 
 @contextlib.contextmanager
 def _refuse_collectives() -> Iterator[None]:
     """Stop a replay at its first collective: the other ranks would not answer, and it would block for ever."""
-    distributed = torch.distributed
+    distributed: Any = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
         yield
         return
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Refuse(TorchDispatchMode):
+    class Refuse(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
@@ -225,6 +223,5 @@ def _refuse_collectives() -> Iterator[None]:
                 raise NotReplayable(f"its forward uses a collective ({func.name()}), which needs all ranks")
             return func(*args, **(kwargs or {}))
 
-    with Refuse():
+    with Refuse():  # type: ignore[no-untyped-call,unused-ignore]
         yield
-

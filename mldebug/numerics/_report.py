@@ -59,6 +59,7 @@ class NumericsReport(Report):
     steps: int = 0
     batches: int = 0
     eval_batches: int = 0
+    generated_tokens: int = 0
     events: int = 0
     series: dict[str, list[tuple[int, float]]] = field(default_factory=dict, repr=False)
 
@@ -73,7 +74,8 @@ class NumericsReport(Report):
         if event is None:
             return f"no nan, no inf in {self.batches} forward passes, {self.steps} steps"
         rank = f", rank {event.rank}" if event.rank else ""
-        return f"{event.kind} in the {_what(event)} of {event.where}, step {event.step}, {event.phase}{rank}"
+        place = f", {event.where}" if event.module is None else f" of {event.where}"
+        return f"{event.kind} in the {_what(event)}{place}, step {event.step}, {event.phase}{rank}"
 
     def to_dict(self) -> dict[str, Any]:
         found = super().to_dict()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mldebug.numerics._event import Event
-from mldebug.numerics._history import History
+from mldebug.numerics._history import History, place_of
 from mldebug.numerics._output import LinesFile
 from mldebug.numerics._reading import read
 from mldebug.numerics._replay import Snapshot
@@ -128,7 +128,7 @@ class Responder:
         if not memory.holds(number):
             return
         site, stats = memory.site(number), memory.stats([number])[0]
-        place = f"{site.module or type(self._recorder).__name__}.{site.path}" if site.module else site.path
+        place = place_of(site)
         if place in self._near:
             return
         limit = LIMIT[site.dtype]
@@ -181,9 +181,12 @@ class Responder:
     def _build(self, found: Found | None) -> NumericsReport:
         recorder = self._recorder
         rows = self._history.rows()
-        notes = [*self._near.values(), *self._history.notes(), *self.notes]
-        if recorder.recomputed:
-            notes.append(f"activation checkpointing ran {recorder.recomputed} modules again; not counted twice")
+        before = None if found is None else found.event.batch
+        notes = [*self._near.values(), *self._history.notes(before), *self.notes]
+        if recorder.forwards.recomputed:
+            notes.append(
+                f"activation checkpointing ran {recorder.forwards.recomputed} modules again; not counted twice"
+            )
         if recorder.weights.bad_buffers:
             names = ", ".join(list(recorder.weights.bad_buffers)[:5])
             notes.append(f"not finite from the start, and not counted unless something follows from it: {names}")
@@ -203,11 +206,11 @@ class Responder:
             history=rows,
             steps=recorder.step,
             batches=recorder.batch_number,
-            eval_batches=recorder.eval_batches,
+            eval_batches=recorder.forwards.eval_batches,
+            generated_tokens=recorder.forwards.generated,
             events=self._events,
             series=self._history.series(),
         )
 
 
 _NEAR_HINT = "scale these values down, or run this module in a wider dtype"
-

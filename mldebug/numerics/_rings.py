@@ -1,4 +1,4 @@
-"""Where statistics are kept: a ring of slots per device. HostRing for CPU tensors, TorchRing for devices without Triton.
+"""Where statistics are kept: a ring of slots per device. HostRing for the CPU, TorchRing where there is no Triton.
 
 All rings share one index space, so the order of records across devices is the order of their indices. CudaRing adapts
 the Triton ring of `_triton_ring` to any plain tensor.
@@ -23,10 +23,14 @@ _INF = math.inf
 
 
 class Ring(Protocol):
-    """What the recorder asks of a ring. Tensors are plain (see `_tensors.parts`), non-empty and on the ring's device."""
+    """What the recorder asks of a ring.
 
-    def record(self, tensor: Tensor, slot: int, *, reset: bool = False) -> None: ...
-    def record_many(self, tensors: Sequence[Tensor], base: int) -> None: ...
+    Tensors are plain (see `_tensors.parts`), non-empty and on the ring's device. NaN and +inf set the alarm; -inf does
+    with `strict`, for tensors that are no masks.
+    """
+
+    def record(self, tensor: Tensor, slot: int, strict: bool = False) -> None: ...
+    def record_many(self, tensors: Sequence[Tensor], base: int, strict: bool = False) -> None: ...
     def reset(self, first: int, count: int) -> None: ...
     def publish(self, first: int, count: int) -> None: ...
     def flag(self, wait: bool) -> tuple[int, int] | None: ...
@@ -44,27 +48,27 @@ class HostRing:
         self._detail: dict[int, Stats] = {}  # of alarmed slots, all statistics: the tensor may change later
         self._alarm = self._near = -1
 
-    def record(self, tensor: Tensor, slot: int, *, reset: bool = False) -> None:
+    def record(self, tensor: Tensor, slot: int, strict: bool = False) -> None:
         tensor = tensor.detach()
         low, high = torch.aminmax(tensor)  # one read-only pass; NaN if there is a NaN
         lo = self._lo[slot] = low.item()
         hi = self._hi[slot] = high.item()
         if self._detail:
             self._detail.pop(slot, None)
-        if not hi < _INF:  # +inf or NaN
+        if not hi < _INF or (strict and lo == -_INF):
             if self._alarm < 0:
                 self._alarm = slot
                 self._detail[slot] = full(tensor)
         elif self._near < 0:
             near = NEAR[tensor.dtype]
-            if hi >= near or lo <= -near and lo > -LIMIT[tensor.dtype]:
+            if hi >= near or (lo <= -near and lo > -LIMIT[tensor.dtype]):
                 self._near = slot
         if hi < 16 * TINY[tensor.dtype] and lo > -16 * TINY[tensor.dtype] and (hi or lo) and len(self._detail) < 256:
             self._detail[slot] = full(tensor)  # tiny throughout: now the count of subnormals is worth a closer look
 
-    def record_many(self, tensors: Sequence[Tensor], base: int) -> None:
+    def record_many(self, tensors: Sequence[Tensor], base: int, strict: bool = False) -> None:
         for i, tensor in enumerate(tensors):
-            self.record(tensor, (base + i) % self._slots)
+            self.record(tensor, (base + i) % self._slots, strict)
 
     def reset(self, first: int, count: int) -> None:
         """Nothing to do: record() overwrites."""
@@ -90,7 +94,7 @@ def _host_stats(lo: float, hi: float) -> Stats:
 
 
 class TorchRing:
-    """Statistics by torch's own reductions, kept on the device until they are asked for: any accelerator torch knows."""
+    """Statistics by torch's own reductions, kept on the device until they are asked for: any accelerator."""
 
     def __init__(self, device: torch.device, slots: int = SLOTS) -> None:
         self._slots = slots
@@ -98,16 +102,18 @@ class TorchRing:
         self._values = torch.zeros(slots, 2, dtype=torch.float32, device=device)
         self._host = torch.zeros(slots, 2, dtype=torch.float32)
         self._limits = array("f", bytes(4 * slots))
+        self._strict = bytearray(slots)
         self._pending: list[tuple[int, int]] = []
         self._alarm = self._near = -1
 
-    def record(self, tensor: Tensor, slot: int, *, reset: bool = False) -> None:
+    def record(self, tensor: Tensor, slot: int, strict: bool = False) -> None:
         self._limits[slot] = min(LIMIT[tensor.dtype], LIMIT[torch.float32])
+        self._strict[slot] = strict
         self._values[slot].copy_(extremes_pair(tensor.detach()))
 
-    def record_many(self, tensors: Sequence[Tensor], base: int) -> None:
+    def record_many(self, tensors: Sequence[Tensor], base: int, strict: bool = False) -> None:
         for i, tensor in enumerate(tensors):
-            self.record(tensor, (base + i) % self._slots)
+            self.record(tensor, (base + i) % self._slots, strict)
 
     def reset(self, first: int, count: int) -> None:
         """Nothing to do: record() overwrites."""
@@ -128,9 +134,9 @@ class TorchRing:
     def _look(self, a: int, b: int) -> None:
         for slot, (lo, hi) in enumerate(self._host[a:b].tolist(), a):
             limit = self._limits[slot]
-            if not hi < _INF:
+            if not hi < _INF or (self._strict[slot] and lo == -_INF):
                 self._alarm = slot if self._alarm < 0 else self._alarm
-            elif self._near < 0 and limit and (hi >= limit / 4 or lo <= -limit / 4 and lo > -limit):
+            elif self._near < 0 and limit and (hi >= limit / 4 or (lo <= -limit / 4 and lo > -limit)):
                 self._near = slot
 
     def clear_flag(self) -> None:
@@ -150,16 +156,17 @@ class CudaRing:
         self.flag = self._ring.flag
         self.clear_flag = self._ring.clear_flag
 
-    def record(self, tensor: Tensor, slot: int, *, reset: bool = False) -> None:
+    def record(self, tensor: Tensor, slot: int, strict: bool = False) -> None:
         if tensor.dtype not in DTYPES:
             tensor = extremes_pair(tensor.detach())
         elif not tensor.is_contiguous():
             tensor = dense(tensor.detach())
-        self._ring.record(tensor, slot, reset=reset)
+        self._ring.record(tensor, slot, strict=strict)
 
-    def record_many(self, tensors: Sequence[Tensor], base: int) -> None:
+    def record_many(self, tensors: Sequence[Tensor], base: int, strict: bool = False) -> None:
         ready = [t if t.is_contiguous() else dense(t.detach()) for t in tensors]
-        self._ring.record_many([t if t.dtype in DTYPES else extremes_pair(t.detach()) for t in ready], base)
+        ready = [t if t.dtype in DTYPES else extremes_pair(t.detach()) for t in ready]
+        self._ring.record_many(ready, base, strict=strict)
 
     def stats(self, slots: Sequence[int]) -> list[Stats]:
         return [Stats(*found) for found in self._ring.read(slots)]
@@ -186,7 +193,7 @@ def dense(tensor: Tensor) -> Tensor:
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)
-    return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))).contiguous()
+    return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True)).contiguous()
 
 
 def extremes_pair(tensor: Tensor) -> Tensor:

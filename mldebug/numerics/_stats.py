@@ -46,15 +46,14 @@ class Stats(NamedTuple):
     def has_nan(self) -> bool:
         return self.nan > 0 or self.lo != self.lo or self.hi != self.hi
 
-    @property
-    def bad(self) -> bool:
-        """NaN or +inf. An extreme of -inf alone is how masks are written and is no alarm."""
-        return self.has_nan or self.hi == math.inf and self.posinf != 0
+    def alarms(self, strict: bool = False) -> bool:
+        """NaN or +inf. An extreme of -inf alone is how masks are written: it alarms only where no mask can be."""
+        return self.has_nan or self.hi == math.inf or (strict and self.lo == -math.inf)
 
     @property
     def mask(self) -> bool:
         """-inf and nothing worse."""
-        return not self.bad and self.lo == -math.inf
+        return self.lo == -math.inf and not self.alarms()
 
     @property
     def absmax(self) -> float:
@@ -64,9 +63,9 @@ class Stats(NamedTuple):
     def near(self, dtype: torch.dtype) -> bool:
         """Close to the dtype's limit, a finfo.min (a mask again) not counted."""
         near, limit = NEAR.get(dtype, math.inf), LIMIT.get(dtype, math.inf)
-        if self.bad:
+        if self.alarms():
             return False
-        return near <= self.hi < math.inf or -math.inf < self.lo <= -near and self.lo != -limit
+        return near <= self.hi < math.inf or (-math.inf < self.lo <= -near and self.lo != -limit)
 
     def line(self, name: str) -> str:
         """One line of a frame: abs min, abs max, name, in the classic format."""
@@ -77,7 +76,7 @@ class Stats(NamedTuple):
 
 
 def full(tensor: Tensor) -> Stats:
-    """All statistics of a plain, non-empty tensor on any device. Several passes and a host read: not for the hot path."""
+    """All statistics of a plain, non-empty tensor. Several passes and a host read: not for the hot path."""
     nan = torch.isnan(tensor)
     posinf, neginf = torch.isposinf(tensor), torch.isneginf(tensor)
     finite = torch.where(nan, torch.zeros((), dtype=tensor.dtype, device=tensor.device), tensor)
@@ -85,10 +84,7 @@ def full(tensor: Tensor) -> Stats:
     absolute = tensor.abs()
     tiny = torch.finfo(tensor.dtype).tiny
     counts = torch.stack(
-        [
-            x.sum(dtype=torch.int64)
-            for x in (nan, posinf, neginf, absolute == 0, (absolute > 0) & (absolute < tiny))
-        ]
+        [x.sum(dtype=torch.int64) for x in (nan, posinf, neginf, absolute == 0, (absolute > 0) & (absolute < tiny))]
     ).tolist()
     return Stats(lo.item(), hi.item(), absolute.min().item(), *counts)
 

@@ -101,16 +101,17 @@ class TritonRing:
             return False
         return torch.cuda.get_device_capability(device) >= (7, 0)
 
-    def record(self, tensor: torch.Tensor, slot: int, *, reset: bool = False) -> None:
+    def record(self, tensor: torch.Tensor, slot: int, *, strict: bool = False, reset: bool = False) -> None:
         """Fold a contiguous, not empty float16, bfloat16 or float32 tensor into `slot` (0 <= slot < slots).
 
+        With `strict`, -inf alarms too.
         With `reset`, the slot is reset first, on the same stream: what a CUDA graph must capture. A dtype's first
         record compiles a kernel, so record it once before the capture.
         """
         index = self._index
         if self._current_device() != index:
             with torch.cuda.device(index):
-                return self.record(tensor, slot, reset=reset)
+                return self.record(tensor, slot, strict=strict, reset=reset)
         if reset:
             self._fill(slot, slot + 1)
         size = tensor.numel()
@@ -120,13 +121,13 @@ class TritonRing:
             self._meet(stream)
         launch = (self._unaligned if address & 15 else self._aligned).get(tensor.dtype)
         if launch is None or size > _SLICE:
-            return self._record_slowly(tensor, slot, stream)
+            return self._record_slowly(tensor, slot, stream, strict)
         grid = (size + 8191) >> 13  # tiles of _kernels.BLOCK
         if grid > self._cap:
             grid = self._cap
-        launch(grid, stream, self._base, address, size, slot)
+        launch(grid, stream, self._base, address, size, slot, 1 if strict else 0)
 
-    def record_many(self, tensors: Sequence[torch.Tensor], base: int) -> None:
+    def record_many(self, tensors: Sequence[torch.Tensor], base: int, *, strict: bool = False) -> None:
         """Fold tensor i into slot (base + i) % slots, with one launch for each dtype; at most `slots` tensors.
 
         Empty tensors leave their slot as it is. If several tensors alarm, the flag gets the first one of the list.
@@ -135,7 +136,7 @@ class TritonRing:
         index = self._index
         if self._current_device() != index:
             with torch.cuda.device(index):
-                return self.record_many(tensors, base)
+                return self.record_many(tensors, base, strict=strict)
         stream = self._current_stream(index)
         if stream not in self._streams:
             self._meet(stream)
@@ -148,7 +149,7 @@ class TritonRing:
             self._tables[key] = launches
         count, slots = len(tensors), self.slots
         for table, chunks, launch in launches:
-            launch(chunks, stream, self._base, table.data_ptr(), base, count, slots)
+            launch(chunks, stream, self._base, table.data_ptr(), base, count, slots, int(strict))
 
     def reset(self, first: int, count: int) -> None:
         """Make `count` slots from `first` on (around the end) empty; enqueued on the current stream."""
@@ -207,13 +208,13 @@ class TritonRing:
             self._streams.add(stream)
             self._ring.record_stream(torch.cuda.current_stream(self._index))
 
-    def _record_slowly(self, tensor: torch.Tensor, slot: int, stream: int) -> None:
+    def _record_slowly(self, tensor: torch.Tensor, slot: int, stream: int, strict: bool) -> None:
         dtype, size, address = tensor.dtype, tensor.numel(), tensor.data_ptr()
         launches = self._unaligned if address & 15 else self._aligned
         for start in range(0, size, _SLICE):
             part = min(size - start, _SLICE)
             grid = min(-(-part // _kernels.BLOCK), self._cap)
-            args = (self._base, address + start * tensor.element_size(), part, slot)
+            args = (self._base, address + start * tensor.element_size(), part, slot, int(strict))
             if dtype in launches:
                 launches[dtype](grid, stream, *args)
             else:
@@ -237,7 +238,7 @@ class TritonRing:
 
     def _bind_many(self, group: tuple[torch.dtype, bool]) -> Any:
         # The launch that binds must change nothing: its only chunk has no elements.
-        args = (self._base, self._upload([(0, 0)]).data_ptr(), 0, 1, self.slots)
+        args = (self._base, self._upload([(0, 0)]).data_ptr(), 0, 1, self.slots, 0)
         types, constants = (torch.int32, torch.int64), (_kernels.FORMATS[group[0]], group[1])
         launch = _kernels.launch_and_bind(_kernels.record_many_kernel, types, constants, 1, *args)
         self._many[group] = launch

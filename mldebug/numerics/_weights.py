@@ -56,6 +56,7 @@ class _Cast(NamedTuple):
     entries: list[tuple[Watched, str, Tensor, Role]]
     sites: list[Site]
     measured: list[Tensor]  # plain ones as they are; others are taken apart at each pass
+    plain: int  # how many of them are parameters; the rest are buffers
     odd: list[tuple[Watched, str, Tensor, Role]]
     parameters: list[Tensor]
     buffers: list[Tensor]
@@ -117,12 +118,13 @@ class Weights:
         self.due = False
         self.passes += 1
         cast = self._current()
-        sites, tensors = cast.sites, cast.measured
+        start = self._memory.sequence
+        # A parameter is no mask: there -inf is as bad as the rest. A buffer may be one.
+        self._memory.record_all(cast.sites[: cast.plain], cast.measured[: cast.plain], strict=True)
+        self._memory.record_all(cast.sites[cast.plain :], cast.measured[cast.plain :], strict=False)
         for watched, name, tensor, role in cast.odd:
             for piece in parts(tensor):
-                sites, tensors = [*sites, watched.site(name, tensor.dtype, role)], [*tensors, piece]
-        start = self._memory.sequence
-        self._memory.record_all(sites, tensors)
+                self._memory.record(watched.site(name, tensor.dtype, role), piece)
         return start, self._memory.sequence
 
     def first_look(self, start: int, end: int) -> bool:
@@ -135,11 +137,8 @@ class Weights:
         seen = self._memory.flags(wait=True)
         if seen is None or seen[0] is None:
             return False
-        bad = [
-            (self._memory.site(number), stats)
-            for number, stats in zip(range(start, end), self._memory.stats(range(start, end)), strict=True)
-            if stats.bad
-        ]
+        numbers = self._memory.bad(range(start, end))
+        bad = [(self._memory.site(n), stats) for n, stats in zip(numbers, self._memory.stats(numbers), strict=True)]
         for site, stats in bad:
             if site.role == "buffer":
                 self.bad_buffers[full_name(site)] = "nan" if stats.has_nan else "inf"
@@ -196,27 +195,34 @@ class Weights:
                 for name, tensor in table.items():
                     if tensor is not None:
                         entries.setdefault(id(tensor), (watched, name, tensor, role))
-        cast = _Cast(
-            dicts,
-            [id(value) for table in dicts for value in table.values()],
-            [_kind(entry[2]) for entry in entries.values()],
-            [entry[2] for entry in entries.values()],
-            list(entries.values()),
-            [], [], [],
-            [entry[2] for entry in entries.values() if entry[3] == "parameter"],
-            [entry[2] for entry in entries.values() if entry[3] == "buffer"],
-        )
-        for entry in cast.entries:
+        sites: list[Site] = []
+        measured: list[Tensor] = []
+        odd: list[tuple[Watched, str, Tensor, Role]] = []
+        plain = 0
+        for entry in entries.values():
             watched, name, tensor, role = entry
             aside = self._aside.get(id(tensor))
             if watched.muted or (aside is not None and aside() is tensor) or tensor.is_meta or not tensor.numel():
                 continue
             if is_plain(tensor):
-                cast.sites.append(watched.site(name, tensor.dtype, role))
-                cast.measured.append(tensor)
+                sites.append(watched.site(name, tensor.dtype, role))
+                measured.append(tensor)
+                plain += role == "parameter"
             elif type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or parts(tensor):
-                cast.odd.append(entry)
-        return cast
+                odd.append(entry)
+        return _Cast(
+            dicts=dicts,
+            ids=[id(value) for table in dicts for value in table.values()],
+            kinds=[_kind(entry[2]) for entry in entries.values()],
+            tensors=[entry[2] for entry in entries.values()],
+            entries=list(entries.values()),
+            sites=sites,
+            measured=measured,
+            plain=plain,
+            odd=odd,
+            parameters=[entry[2] for entry in entries.values() if entry[3] == "parameter"],
+            buffers=[entry[2] for entry in entries.values() if entry[3] == "buffer"],
+        )
 
 
 def _names(entries: list[tuple[Watched, str, Tensor, Role]], indices: list[int]) -> list[str]:

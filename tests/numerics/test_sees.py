@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers.modeling_outputs import BaseModelOutput
 
 from mldebug import DebugUnderflowOverflow, NumericsError, diagnose
@@ -114,9 +115,13 @@ class Root(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 4)
+        self.uses_extra = True
 
     def forward(self, x: Tensor, extra: Any = None, **more: Any) -> Tensor:
-        return self.fc(x)
+        out = self.fc(x)
+        for value in tree_leaves(extra) if self.uses_extra and extra is not None else []:
+            out = out + value.sum()
+        return out
 
 
 @pytest.mark.parametrize(
@@ -128,13 +133,45 @@ class Root(nn.Module):
         ((torch.ones(2, 4),), {"extra": {"a": [torch.tensor([1.0, NAN])]}}, "extra"),
         ((torch.ones(2, 4), (torch.tensor([NAN]),)), {}, "input[1]"),
     ],
-    ids=["positional", "keyword", "unused keyword", "nested keyword", "nested positional"],
+    ids=["positional", "keyword", "other keyword", "nested keyword", "nested positional"],
 )
 def test_inputs_of_the_root(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> None:
     model = Root()
     event = watch(model, lambda: model(*args, **kwargs)).event
     agrees(event, step=0, phase="forward", module="", role="input", kind="nan", module_class="Root")
     assert name in event.name
+
+
+def test_a_bad_input_that_the_model_masks_away_is_a_note_and_no_event() -> None:
+    model = Root()
+    model.uses_extra = False
+    report = watch(model, lambda: model(torch.ones(2, 4), extra=torch.tensor([1.0, NAN])))
+    assert report.event is None
+    assert any("input.extra" in note and "nothing bad followed" in note for note in report.notes)
+
+
+def test_a_linear_that_overflows_to_minus_inf() -> None:
+    class Clamps(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clamp(-1.0, 1.0)
+
+    model = nn.Sequential(nn.Linear(4, 4), Clamps())
+    nn.init.constant_(model[0].weight, -1e38)
+    event = watch(model, lambda: model(torch.full((2, 4), 100.0))).event
+    agrees(event, module="0", role="output", kind="inf")
+
+
+def test_a_parameter_that_becomes_minus_inf_behind_a_relu() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def run() -> None:
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            model[0].weight.grad[0, 0] = INF
+            optimizer.step()
+
+    agrees(watch(model, run).event, module="0", role="parameter", kind="inf", param="0.weight", step=0)
 
 
 def test_a_nan_parameter_before_the_first_step() -> None:

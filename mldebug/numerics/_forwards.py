@@ -1,0 +1,251 @@
+"""Follows the forwards of the watched modules: opens a call at the root, measures every output, closes the call."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from mldebug.numerics import _hub
+from mldebug.numerics._event import Role
+from mldebug.numerics._frames import Frames
+from mldebug.numerics._records import Call, Site, Watched
+from mldebug.numerics._replay import NotReplayable, Snapshot, changing_buffers, check_model
+from mldebug.numerics._tensors import is_plain, leaves, parts, tracing_now
+
+if TYPE_CHECKING:
+    from mldebug.numerics._recorder import DebugUnderflowOverflow
+
+_CACHES = ("past_key_values", "past_key_value", "cache_params")  # keyword inputs of a model that generates
+
+
+class Forwards:
+    """The forwards of one recorder. Its methods are called by the hooks; `leave` is the hot path."""
+
+    def __init__(self, recorder: DebugUnderflowOverflow) -> None:
+        self._recorder = recorder
+        self._memory = recorder.memory
+        self._weights = recorder.weights
+        self.call: Call | None = None  # the root forward under way
+        self.live: Frames | None = None  # takes frames from live tensors: replay, check="each", traced batches
+        self.replaying = False  # what runs is a replay: frames are taken, nothing else
+        self.unread: deque[Call] = deque()  # calls whose verdict was not read yet
+        self.batches = 0  # root forwards, of all kinds
+        self.micro_batch = 0  # training forwards since the last optimizer step
+        self.eval_batches = 0  # without gradients or in eval mode
+        self.generated = 0  # of those, the ones that continued a generation: tokens
+        self.recomputed = 0  # module calls that activation checkpointing ran again in backward
+        self._changing: set[int] | None = None  # ids of buffers seen to change in a forward
+
+    # Called by the hooks.
+
+    def enter(
+        self, watched: Watched, module: nn.Module, args: tuple[Any, ...], get_kwargs: Callable[[], dict[str, Any]]
+    ) -> None:
+        """A watched module is about to run."""
+        call = self.call
+        if call is not None:
+            if self.live is not None and not call.paused:
+                self.live.enter(watched, args, get_kwargs())
+                if self.replaying or watched is not call.watched:
+                    return
+            if watched is not call.watched:
+                return
+            if _hub.running_now(module):
+                call.depth += 1  # it calls itself
+                return
+            self.close(call)  # it raised, and nobody told us
+        elif torch._C._current_graph_task_id() != -1:
+            self.recomputed += 1  # activation checkpointing, inside backward: it was seen before
+            return
+        self._recorder.guard(self._open, watched, module, args, get_kwargs)
+        if self.live is not None and self.call is not None and not self.call.paused:
+            self.live.enter(watched, args, get_kwargs())
+
+    def leave(
+        self, watched: Watched, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """A watched module has run: measure what it returned."""
+        call = self.call
+        if call is None:
+            return
+        if self.live is not None:
+            if not call.paused:
+                self._leave_live(self.live, call, watched, module, args, kwargs, output)
+            if self.replaying:
+                return
+        elif not (watched.muted or call.paused or (watched.wrapper and self._memory.sequence > call.first)):
+            try:
+                if type(output) is Tensor and is_plain(output):
+                    self._memory.record(watched.site("output", output.dtype, "output"), output)
+                elif output is not None:
+                    self._record(watched, output, "output", "output")
+            except Exception as error:  # our failure is never the end of the run
+                self._recorder.fail(error)
+        if watched is call.watched:
+            if call.depth:
+                call.depth -= 1
+            else:
+                self._finish(call)
+
+    def record_compiled(self, watched: Watched, path: str, role: Role, value: Tensor) -> None:
+        """A tensor inside a compiled graph, at run time."""
+        if self.live is not None:
+            return
+        if self.call is None:
+            if torch._C._current_graph_task_id() != -1:
+                return  # recomputed in backward; seen before
+            self._recorder.guard(self._open, watched, watched.ref() or nn.Identity(), (), dict)
+            if self.call is not None:
+                self.call.implicit = True
+        for part in parts(value):
+            self._memory.record(watched.site(path, value.dtype, role), part)
+
+    def mark_compiled(self, watched: Watched, enter: bool) -> None:
+        """A root that is compiled whole begins or ends."""
+        call, module = self.call, watched.ref()
+        if enter and module is not None and call is None:
+            self._recorder.guard(self._open, watched, module, (), dict)
+            if self.call is not None:
+                self.call.snapshot = None
+                self.call.replay_reason = "the model is compiled as a whole, its arguments were not kept"
+        elif not enter and call is not None and call.watched is watched and not call.wrapped:
+            self._finish(call)
+
+    def record_value(self, value: Any, name: str, role: Role) -> None:
+        """Measure a tensor, or a nest of tensors, made outside any module."""
+        first = self._memory.sequence
+        self._record(None, value, name, role)
+        if self.call is None and self._memory.sequence > first:
+            if not self.unread:
+                self.unread.append(self._new_call(self._recorder.outside(), first))
+            call = self.unread[-1]
+            call.end = self._memory.sequence
+            self._memory.publish(call.first, call.end)
+
+    def new_frames(self, on_frame: Callable[[str], None] | None = None) -> Frames:
+        recorder = self._recorder
+        return Frames(recorder.max_frames_to_save, on_frame, whole=not recorder.include and not recorder.exclude)
+
+    def close(self, call: Call) -> None:
+        """The end of a call, however it ended: hand over what it recorded."""
+        self.call = None
+        live, self.live = self.live, None
+        if live is not None:
+            self._recorder.keep_frames(list(live.texts))
+        call.end = self._memory.sequence
+        self._memory.forget_last()
+        if call.paused:
+            return
+        if call.snapshot is not None:
+            now = self._weights.buffer_versions()
+            changed = {key for key, version in now.items() if call.buffers.get(key, version) != version}
+            self._changing = (self._changing or set()) | changed
+        if call.end > call.start:
+            self.unread.append(call)
+            self._recorder.guard(self._memory.publish, call.start, call.end)
+        self._memory.calls.append(call)
+
+    # One call.
+
+    def _open(
+        self, watched: Watched, module: nn.Module, args: tuple[Any, ...], get_kwargs: Callable[[], dict[str, Any]]
+    ) -> None:
+        recorder = self._recorder
+        if self.unread:
+            recorder.poll(wait=recorder.check != "async")
+        call = self._new_call(watched, self._memory.sequence)
+        call.wrapped = watched.wrapper
+        call.paused = tracing_now()
+        self.call = call
+        if call.paused:
+            return
+        kwargs = get_kwargs()
+        call.token = not call.grad and any(kwargs.get(name) is not None for name in _CACHES)
+        bad_weights = False
+        self._weights.refresh()
+        if self._weights.due:
+            call.params_first, call.first = self._weights.measure()
+            if self._weights.passes == 1 or recorder.check == "each":
+                bad_weights = self._weights.first_look(call.params_first, call.first)
+        self._record(watched, args, "input", "input")
+        for key, value in kwargs.items():
+            self._record(watched, value, f"input.{key}", "input")
+        if recorder.check != "each" or bad_weights:
+            root = watched.root() if watched.wrapper else module
+            self._take_snapshot(call, root or module, args, kwargs)
+        if bad_weights:
+            self.close(call)
+            recorder.poll()
+            self.call = call
+        if self.batches in recorder.trace_batch_nums:
+            self.live = self.new_frames(print)
+        elif recorder.check == "each":
+            self.live = self.new_frames()
+        if self.live is not None:
+            self.live.begin_batch(self.batches)
+
+    def _new_call(self, watched: Watched, first: int) -> Call:
+        module = watched.ref()
+        return Call(
+            watched,
+            step=self._recorder.step,
+            batch=self.batches,
+            micro_batch=self.micro_batch,
+            training=module.training if module is not None else True,
+            grad=torch.is_grad_enabled(),
+            first=first,
+        )
+
+    def _take_snapshot(self, call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        weights = self._weights
+        try:
+            parameters = weights.parameters()
+            if reason := check_model(parameters):
+                raise NotReplayable(reason)
+            changing = changing_buffers(weights.modules(), self._changing)
+            call.snapshot = Snapshot(module, args, kwargs, parameters, weights.buffers(), changing)
+            call.buffers = weights.buffer_versions()
+        except NotReplayable as reason:
+            call.replay_reason = str(reason)
+        except Exception as error:
+            call.replay_reason = f"its inputs could not be kept ({type(error).__name__}: {error})"
+
+    def _finish(self, call: Call) -> None:
+        """A root forward has returned."""
+        call.finished = True
+        self.close(call)
+        if call.paused or (call.watched.name and not self._recorder.is_root(call.watched)):
+            return
+        self.batches += 1
+        if call.training and call.grad:
+            self.micro_batch += 1
+        else:
+            self.eval_batches += 1
+            self.generated += call.token
+        if not call.grad:
+            self._recorder.poll(wait=self._recorder.check != "async")
+        self._recorder.abort_if_last()
+
+    def _leave_live(
+        self, live: Frames, call: Call, watched: Watched, module: nn.Module, args: tuple[Any, ...],
+        kwargs: dict[str, Any], output: Any,
+    ) -> None:  # fmt: skip
+        try:
+            live.leave(watched, module, args, kwargs, output)
+        except Exception as error:
+            self._recorder.fail(error)
+        if live.finding is not None and not live.done:
+            live.done = True
+            self._recorder.found_live(live, call)
+
+    def _record(self, watched: Watched | None, value: Any, path: str, role: Role) -> None:
+        for name, leaf in leaves(value, path):
+            if isinstance(leaf, Tensor):
+                kind: Role = "loss" if name == "output.loss" else role
+                for part in parts(leaf):
+                    site = Site(None, name, leaf.dtype, kind) if watched is None else None
+                    self._memory.record(site or watched.site(name, leaf.dtype, kind), part)  # type: ignore[union-attr]
