@@ -59,7 +59,7 @@ torch.library.register_fake("mldebug::mark", lambda order, site, enter: None, li
 
 def trace_enter(module: nn.Module, args: Any) -> None:
     """The pre-hook, while dynamo traces it."""
-    root = _root_site(id(module))
+    root = -1 if _exporting() else _root_site(id(module))
     if root < 0:
         return
     torch.ops.mldebug.mark(_ORDER, root, True)
@@ -69,7 +69,7 @@ def trace_enter(module: nn.Module, args: Any) -> None:
 
 def trace_leave(module: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
     """The hook after forward, while dynamo traces it."""
-    if not _is_watched(id(module)):
+    if _exporting() or not _is_watched(id(module)):
         return
     _walk(id(module), output, "output", "output", 0)
     root = _root_site(id(module))
@@ -110,6 +110,12 @@ def forget_graphs() -> None:
         )
     if compiled:
         torch.compiler.reset()
+
+
+@_constant
+def _exporting() -> bool:
+    # Asked here and not in the trace, where some versions of dynamo hold torch.compiler.is_exporting() for True.
+    return torch.compiler.is_exporting()
 
 
 @_constant

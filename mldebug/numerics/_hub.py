@@ -32,7 +32,6 @@ RECORDERS: list[DebugUnderflowOverflow] = []
 _IGNORED: dict[int, weakref.ref[nn.Module]] = {}
 _undo: list[Callable[[], None]] = []
 _is_compiling = torch.compiler.is_compiling
-_is_exporting = torch.compiler.is_exporting
 
 
 def attach(recorder: DebugUnderflowOverflow) -> None:
@@ -147,8 +146,6 @@ def _at_exit() -> None:
 
 def _before_forward(module: nn.Module, args: Any) -> None:
     if _is_compiling():
-        if _is_exporting():
-            return
         _compiled.trace_enter(module, args)
         return
     watched = TABLE.get(id(module))
@@ -166,8 +163,6 @@ def _before_forward(module: nn.Module, args: Any) -> None:
 
 def _after_forward(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     if _is_compiling():
-        if _is_exporting():
-            return
         _compiled.trace_leave(module, kwargs, output)
         return
     watched = TABLE.get(id(module))
@@ -192,7 +187,7 @@ _MODULE_FILE = inspect.getsourcefile(nn.Module)
 
 
 def running_now(module: nn.Module, skip: int = 1) -> bool:
-    """True if this thread is inside more than `skip` calls of the module: it calls itself. False after a broken call."""
+    """True if this thread is inside more than `skip` calls of the module: that is, it calls itself."""
     count, frame = 0, sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -204,8 +199,8 @@ def running_now(module: nn.Module, skip: int = 1) -> bool:
 
 def _unknown(module: nn.Module) -> Watched | None:
     """A module that is not in the table: a compiled wrapper, one added since, a root in command mode, or a stranger."""
-    original = module.__dict__.get("_orig_mod")
-    if original is not None and type(module).__name__ == "OptimizedModule":
+    original = getattr(module, "_orig_mod", None) if type(module).__name__ == "OptimizedModule" else None
+    if original is not None:
         inner = TABLE.get(id(original)) or _unknown(original)
         if inner is not None:
             entry = watch(inner.recorder, module, inner.name, inner.root() or original)

@@ -50,9 +50,7 @@ class Memory:
         self._sites[slot] = site
         self._numel[slot] = numel
         device = self._device[slot] = tensor.get_device()
-        last = self._last
-        if last is not None and last() is tensor and tensor._version == self._last_version:
-            # The very object that was measured last (a module handing on its child's output), unchanged since.
+        if self._last is not None and self._is_last(tensor, numel):
             self._source[slot] = self._last_slot
             return
         self._source[slot] = slot
@@ -68,6 +66,27 @@ class Memory:
             self._last = weakref.ref(tensor)
             self._last_version = tensor._version
             self._last_slot = slot
+
+    def _is_last(self, tensor: Tensor, numel: int) -> bool:
+        """The tensor that was measured last, or a view of all of it, unchanged: a module hands on its child's output.
+
+        The last one is still alive, so that its address cannot be another tensor's.
+        """
+        last = self._last() if self._last is not None else None
+        return (
+            last is not None
+            and (
+                last is tensor
+                or (
+                    last.data_ptr() == tensor.data_ptr()
+                    and last.numel() == numel
+                    and last.dtype is tensor.dtype
+                    and last.is_contiguous()
+                    and tensor.is_contiguous()
+                )
+            )
+            and tensor._version == self._last_version
+        )
 
     def record_all(self, sites: Sequence[Site], tensors: Sequence[Tensor], strict: bool) -> None:
         """Measure many plain tensors (parameters, buffers): one launch per device and dtype where that can be."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class GradientNorms:
     """L2 norms of the gradients of one optimizer step, kept on their devices and read when somebody asks."""
 
+    __slots__ = ("_each", "_names", "_norms", "_scale", "step")
+
     def __init__(self, step: int, names: Callable[[], list[str]], norms: list[Tensor], scale: Tensor | None) -> None:
         self.step = step
         self._names, self._norms, self._scale = names, norms, scale
@@ -35,7 +37,7 @@ class GradientNorms:
         """Norm by parameter name, the loss scale taken out. Waits for the device the first time."""
         if self._each is None:
             scale = 1.0 if self._scale is None else float(self._scale)
-            values = torch.stack([norm.double().cpu() for norm in self._norms]).tolist()
+            values = [value for norms in self._norms for value in norms.double().cpu().tolist()]
             self._each = {name: value / scale for name, value in zip(self._names(), values, strict=True)}
             self._norms, self._scale = [], None
         return self._each
@@ -161,12 +163,18 @@ class Weights:
             return
         cast = self._current()
         held = [(i, grad) for i, param in enumerate(cast.parameters) if (grad := param.grad) is not None]
-        held = [(i, grad) for i, grad in held if is_plain(grad) and grad.numel()]
-        if held:
-            with torch.no_grad():
-                norms = list(torch._foreach_norm([grad for _, grad in held], 2))
-            names = functools.partial(_names, cast.entries, [i for i, _ in held])
-            self.gradients.append(GradientNorms(step, names, norms, _loss_scale(scaler, optimizer)))
+        if any(type(grad) is not Tensor for _, grad in held) or len({grad.device for _, grad in held}) > 1:
+            held = [(i, grad) for i, grad in held if is_plain(grad)]  # shards, sparse ones: these are left out
+        if not held:
+            return
+        by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
+        for i, grad in held:
+            by_device.setdefault(grad.device, []).append((i, grad))
+        order = [i for group in by_device.values() for i, _ in group]
+        with torch.no_grad():
+            norms = [torch.stack(torch._foreach_norm([grad for _, grad in group])) for group in by_device.values()]
+        names = functools.partial(_names, cast.entries, order)
+        self.gradients.append(GradientNorms(step, names, norms, _loss_scale(scaler, optimizer)))
 
     def buffer_versions(self) -> dict[int, int]:
         return {id(buffer): buffer._version for buffer in self.buffers() if not buffer.is_inference()}
