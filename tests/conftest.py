@@ -125,7 +125,12 @@ def _snapshot() -> dict[str, Any]:
         "threading.settrace": threading.gettrace(),
         "threading.setprofile": threading.getprofile(),
         # pytest itself changes its variable between the phases of a test
-        "os.environ": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        "os.environ": {
+            # The compiler of torch sets variables of its own for good when it is first used.
+            name: value
+            for name, value in os.environ.items()
+            if name != "PYTEST_CURRENT_TEST" and not name.startswith(("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_"))
+        },
     }
     if "torch" in sys.modules:
         torch = sys.modules["torch"]
