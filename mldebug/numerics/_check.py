@@ -73,7 +73,10 @@ def _one_step(recorder: DebugUnderflowOverflow, step: Callable[[int], Any], i: i
             recorder.guard(recorder.forwards.record_value, leaf, name, role)
         elif isinstance(leaf, float) and not math.isfinite(leaf):
             recorder.guard(recorder.forwards.record_value, torch.tensor(leaf), name, "loss")
-    return recorder.poll() is not None
+    if recorder.poll() is not None:
+        return True
+    event = recorder.judge_gradients()
+    return event is not None and not event.benign
 
 
 def watch_script(argv: list[str], *, module: bool = False, **options: Any) -> NumericsReport:

@@ -113,7 +113,7 @@ class History:
                     row["loss"] = math.nan
                 if site.role == "output" and not stats.mask and not stats.absmax <= row.get("absmax", -1.0):
                     row["absmax"], row["where"] = stats.absmax, place_of(site)
-        norms = next((g for g in self._recorder.weights.gradients if g.step == step), None)
+        norms = self._recorder.gradients.of(step)
         if norms is not None:
             row["grad_norm"] = norms.total
         return row

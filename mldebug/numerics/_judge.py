@@ -15,9 +15,10 @@ from mldebug.numerics._frames import PREFIX, Finding, Frames
 from mldebug.numerics._records import Call, Site, Watched
 from mldebug.numerics._replay import NotReplayable
 from mldebug.numerics._stats import LIMIT, Stats, finite_absmax
-from mldebug.numerics._weights import full_name
+from mldebug.numerics._weights import full_name, join_name
 
 if TYPE_CHECKING:
+    from mldebug.numerics._gradients import GradientNorms
     from mldebug.numerics._recorder import DebugUnderflowOverflow
 
 
@@ -69,6 +70,37 @@ class Judge:
         event = self._from_finding(finding, call, "forward")
         return Found(self._blame_buffer(event), list(frames.texts), "live")
 
+    def from_gradients(self, norms: GradientNorms) -> Found | None:
+        """What the gradients of a step show: one that is not finite, or one that has underflowed."""
+        kind: Kind
+        if (bad := norms.bad()) is not None:
+            owner, name, norm = bad
+            kind = "nan" if norm != norm else "inf"
+        elif (zero := norms.underflow()) is not None:
+            (owner, name), kind = zero, "underflow"
+        else:
+            return None
+        forwards = self._recorder.forwards
+        param = self._recorder.weights.find(join_name(owner.name, name))
+        dtype = torch.float16 if kind == "underflow" else torch.float32 if param is None else param.dtype
+        event = Event(
+            step=norms.step,
+            batch=max(forwards.batches - 1, 0),
+            micro_batch=max(forwards.micro_batch - 1, 0),
+            phase="backward",
+            module=owner.name,
+            module_class=owner.cls,
+            role="gradient",
+            kind=kind,
+            name=name,
+            dtype=str(dtype).removeprefix("torch."),
+            limit=LIMIT.get(dtype, math.inf),
+            param=join_name(owner.name, name),
+            benign=norms.scaled and kind != "underflow",
+            rank=world().rank,
+        )
+        return Found(event, [], "")
+
     def stop_replay(self) -> None:
         raise _Stop
 
@@ -111,7 +143,7 @@ class Judge:
         )
 
     def _phase_of_update(self, step: int) -> Phase:
-        norms = next((g for g in self._recorder.weights.gradients if g.step == step), None)
+        norms = self._recorder.gradients.of(step)
         return "optimizer" if norms is None or math.isfinite(norms.total) else "backward"
 
     def _refine(self, event: Event, finding: Finding, call: Call) -> Event:

@@ -47,8 +47,18 @@ def _opening(event: Event) -> str:
     if event.role == "buffer":
         when = "before the first forward" if event.phase == "init" else "in a forward"
         return f"The buffer {event.param} became {event.kind} {when}."
+    if event.kind == "underflow":
+        return (
+            f"The gradient of {event.param} is exactly zero everywhere, while gradients above it are at the small end "
+            "of float16: it has underflowed, and this layer does not train."
+        )
+    if event.role == "gradient" and event.benign:
+        return (
+            f"The gradient of {event.param} overflowed because of the loss scale. GradScaler skips this step and "
+            "lowers the scale: this is how it finds its scale, and no fault of the model."
+        )
     if event.role == "gradient":
-        return f"The gradient of {event.param} is {event.kind}."
+        return f"The gradient of {event.param} is {event.kind}; the forward was finite: it began in backward."
     if event.module is None:
         return (
             f"The {event.role} {event.name} is {event.kind}, and every module output before it was finite: "
@@ -74,13 +84,17 @@ def _before(event: Event, history: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _hint(event: Event) -> str:
+    if event.benign:
+        return "nothing to do, unless it goes on for more than some dozen steps"
     if event.kind == "underflow":
         return "scale the loss (torch.amp.GradScaler) or train in bfloat16"
     if event.role == "input" and event.module == "":
         return "look at this batch: check the data set for nan/inf and the preprocessing for divisions and logs"
     if event.role == "parameter" and event.phase == "init":
         return "check the checkpoint and the initialisation of this parameter (torch.empty leaves garbage)"
-    if event.role in ("parameter", "gradient"):
+    if event.role == "gradient":
+        return "look for sqrt(0), x/0 or log(0) under a torch.where or a mask: their gradients are not finite"
+    if event.role == "parameter":
         return "lower the learning rate, clip gradients, and look at the optimizer's eps in this dtype"
     if event.role == "buffer":
         return "reset the buffer; for running statistics keep bad batches away from the forward, not only the step"

@@ -19,6 +19,7 @@ from mldebug.numerics import _hub
 from mldebug.numerics._event import Event
 from mldebug.numerics._forwards import Forwards
 from mldebug.numerics._frames import Frames
+from mldebug.numerics._gradients import Gradients
 from mldebug.numerics._judge import Judge
 from mldebug.numerics._memory import Memory
 from mldebug.numerics._records import Call, Watched
@@ -81,6 +82,7 @@ class DebugUnderflowOverflow(Scope):
         self.step = 0  # optimizer steps, skipped ones included
         self.memory = Memory()
         self.weights = Weights(self.memory)
+        self.gradients = Gradients(self.weights)
         self.forwards = Forwards(self)
         self._step_is_given = False  # by diagnose(); else optimizer steps are counted
         self._step_counts: dict[int, int] = {}  # id(optimizer) -> its steps
@@ -181,7 +183,20 @@ class DebugUnderflowOverflow(Scope):
         self.poll(wait=self.check != "async")
         self._respond.drop_if_bad(optimizer, scaler)
         if self._owns(optimizer):
-            self.guard(self.weights.read_gradients, self.step, optimizer, scaler)
+            self.guard(self._take_gradients, optimizer, scaler)
+
+    def _take_gradients(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+        before = self.gradients.of(self.step - 1)
+        if before is not None and (zero := before.underflow()) is not None:  # its copy has long arrived
+            self._respond.note_underflow(*zero)
+        self.gradients.take(self.step, optimizer, scaler)
+
+    def judge_gradients(self) -> Event | None:
+        """For diagnose(), which may wait: the event in the gradients of this step, if there is one."""
+        self.gradients.take(self.step)
+        norms = self.gradients.of(self.step)
+        found = None if norms is None else self._judge.from_gradients(norms)
+        return None if found is None else self._respond.handle(found, [])
 
     def after_step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """A step is over. `step` is the largest count of any optimizer: two optimizers of one model step together."""

@@ -16,10 +16,12 @@ from mldebug.numerics._reading import read
 from mldebug.numerics._replay import Snapshot
 from mldebug.numerics._report import NumericsError, NumericsReport, NumericsWarning
 from mldebug.numerics._stats import LIMIT
+from mldebug.numerics._weights import join_name
 
 if TYPE_CHECKING:
     from mldebug.numerics._judge import Found
     from mldebug.numerics._recorder import DebugUnderflowOverflow
+    from mldebug.numerics._records import Watched
 
 _FULL_REPORTS = 3  # events of one run that are printed whole; then only at 10, 100, ...
 
@@ -40,6 +42,7 @@ class Responder:
         self._lines = LinesFile(output) if output is not None else None
         self._history = History(recorder)
         self._first: NumericsReport | None = None
+        self._benign: NumericsReport | None = None  # an overflow of the loss scale: reported if nothing worse comes
         self._events = 0
         self._near: dict[str, str] = {}  # place -> note
         self._frames: list[str] = []  # of the last live batch, or of a forward that did not return
@@ -55,8 +58,11 @@ class Responder:
     def handle(self, found: Found, snapshots: Sequence[Snapshot | None]) -> Event:
         """Do what `on_event` says. Raises NumericsError for "raise"."""
         event = found.event
-        self._events += 1
         report = self._build(found)
+        if event.benign:
+            self._benign = self._benign or report
+            return event
+        self._events += 1
         if self._first is None:
             self._first = report
         if event.param is not None:
@@ -140,6 +146,15 @@ class Responder:
         if self.printing and len(self._near) <= 5:
             warnings.warn(f"mldebug: {note}\nhint: {_NEAR_HINT}", NumericsWarning, stacklevel=2)
 
+    def note_underflow(self, owner: Watched, name: str) -> None:
+        """A gradient that has underflowed to zero: said once a parameter."""
+        note = f"underflow: the gradient of {join_name(owner.name, name)} is all zero in float16, below tiny ones"
+        if note not in self.notes:
+            self.notes[note] = None
+            if self.printing:
+                hint = "scale the loss (torch.amp.GradScaler) or train in bfloat16"
+                warnings.warn(f"mldebug: {note}\nhint: {hint}", NumericsWarning, stacklevel=2)
+
     def step_done(self, step: int) -> None:
         """An optimizer step is over: hand its numbers to `on_step` and to the output file, one step late."""
         if self._on_step is None and self._lines is None:
@@ -160,7 +175,7 @@ class Responder:
 
     def report(self) -> NumericsReport:
         """The report of the run up to now."""
-        return self._first if self._first is not None else self._build(None)
+        return self._first or self._benign or self._build(None)
 
     def finish(self) -> None:
         """The last steps' numbers."""

@@ -1,14 +1,10 @@
-"""Parameters and buffers: measured once per step in a batch; gradient norms before each optimizer step."""
+"""Parameters and buffers: measured once per step, in a batch."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
 import operator
 import weakref
-from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,32 +16,6 @@ from mldebug.numerics._tensors import is_plain, parts
 
 if TYPE_CHECKING:
     from mldebug.numerics._memory import Memory
-
-
-class GradientNorms:
-    """L2 norms of the gradients of one optimizer step, kept on their devices and read when somebody asks."""
-
-    __slots__ = ("_each", "_names", "_norms", "_scale", "step")
-
-    def __init__(self, step: int, names: Callable[[], list[str]], norms: list[Tensor], scale: Tensor | None) -> None:
-        self.step = step
-        self._names, self._norms, self._scale = names, norms, scale
-        self._each: dict[str, float] | None = None
-
-    @property
-    def each(self) -> dict[str, float]:
-        """Norm by parameter name, the loss scale taken out. Waits for the device the first time."""
-        if self._each is None:
-            scale = 1.0 if self._scale is None else float(self._scale)
-            values = [value for norms in self._norms for value in norms.double().cpu().tolist()]
-            self._each = {name: value / scale for name, value in zip(self._names(), values, strict=True)}
-            self._norms, self._scale = [], None
-        return self._each
-
-    @property
-    def total(self) -> float:
-        """The norm over all parameters."""
-        return math.sqrt(sum(value * value for value in self.each.values()))
 
 
 class _Cast(NamedTuple):
@@ -79,7 +49,6 @@ class Weights:
         self.bad_buffers: dict[str, str] = {}  # bad before the first forward, name -> nan or inf
         self.due = True  # to be measured at the next root forward
         self.passes = 0
-        self.gradients: deque[GradientNorms] = deque(maxlen=256)
 
     def add(self, watched: Watched, module: nn.Module) -> None:
         self._owners[id(module)] = (watched, weakref.ref(module))
@@ -98,6 +67,11 @@ class Weights:
 
     def parameters(self) -> list[Tensor]:
         return self._current().parameters
+
+    def parameter_entries(self) -> list[tuple[Watched, str, Tensor, Role]]:
+        """(module, name, parameter, "parameter") in the order of the model, shared ones once."""
+        cast = self._current()
+        return cast.entries[: len(cast.parameters)]
 
     def buffers(self) -> list[Tensor]:
         return self._current().buffers
@@ -150,31 +124,17 @@ class Weights:
         self._memory.clear_flags()
         return False
 
+    def find(self, name: str) -> Tensor | None:
+        """The parameter or buffer of this dotted name."""
+        entries = self._current().entries
+        return next((tensor for watched, key, tensor, _ in entries if join_name(watched.name, key) == name), None)
+
     def set_aside(self, name: str) -> None:
         """Do not report this parameter or buffer again: it is known to be bad."""
         for watched, key, tensor, _ in self._current().entries:
             if join_name(watched.name, key) == name:
                 self._aside[id(tensor)] = weakref.ref(tensor)
         self._cast = None
-
-    def read_gradients(self, step: int, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
-        """Enqueue the norms of the gradients that an optimizer is about to use; once per step, nothing is read."""
-        if self.gradients and self.gradients[-1].step == step:
-            return
-        cast = self._current()
-        held = [(i, grad) for i, param in enumerate(cast.parameters) if (grad := param.grad) is not None]
-        if any(type(grad) is not Tensor for _, grad in held) or len({grad.device for _, grad in held}) > 1:
-            held = [(i, grad) for i, grad in held if is_plain(grad)]  # shards, sparse ones: these are left out
-        if not held:
-            return
-        by_device: dict[torch.device, list[tuple[int, Tensor]]] = {}
-        for i, grad in held:
-            by_device.setdefault(grad.device, []).append((i, grad))
-        order = [i for group in by_device.values() for i, _ in group]
-        with torch.no_grad():
-            norms = [torch.stack(torch._foreach_norm([grad for _, grad in group])) for group in by_device.values()]
-        names = functools.partial(_names, cast.entries, order)
-        self.gradients.append(GradientNorms(step, names, norms, _loss_scale(scaler, optimizer)))
 
     def buffer_versions(self) -> dict[int, int]:
         return {id(buffer): buffer._version for buffer in self.buffers() if not buffer.is_inference()}
@@ -233,10 +193,6 @@ class Weights:
         )
 
 
-def _names(entries: list[tuple[Watched, str, Tensor, Role]], indices: list[int]) -> list[str]:
-    return [join_name(entries[i][0].name, entries[i][1]) for i in indices]
-
-
 def join_name(module: str, name: str) -> str:
     return f"{module}.{name}" if module else name
 
@@ -244,11 +200,3 @@ def join_name(module: str, name: str) -> str:
 def full_name(site: Site) -> str:
     """The dotted name of a parameter or buffer."""
     return join_name(site.module or "", site.path)
-
-
-def _loss_scale(scaler: Any, optimizer: torch.optim.Optimizer) -> Tensor | None:
-    """The scale that these gradients still carry; None if there is none or unscale_() has taken it out."""
-    if scaler is None or not isinstance(getattr(scaler, "_scale", None), Tensor):
-        return None
-    stage = scaler._per_optimizer_states[id(optimizer)]["stage"].name
-    return None if stage == "UNSCALED" else scaler._scale.detach().clone()

@@ -1,0 +1,112 @@
+"""Gradient norms before each optimizer step: their history, and gradients that underflow to zero."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mldebug.numerics._records import Watched
+from mldebug.numerics._tensors import is_plain
+
+if TYPE_CHECKING:
+    from mldebug.numerics._weights import Weights
+
+# Gradients this small on average lie where float16 has only subnormals: below them everything rounds to zero.
+_TINY_RMS = torch.finfo(torch.float16).tiny
+
+
+class GradientNorms:
+    """L2 norms of the gradients of one step, copied to the host behind the work that makes them."""
+
+    __slots__ = ("_copies", "_each", "_events", "_owners", "_scale", "scaled", "step")
+
+    def __init__(
+        self, step: int, owners: list[tuple[Watched, str, int]], norms: list[Tensor], scale: Tensor | None
+    ) -> None:
+        self.step = step
+        self.scaled = scale is not None  # by a GradScaler, which will look for inf itself
+        self._owners = owners
+        self._scale = scale
+        self._copies = [norm.to("cpu", non_blocking=True) for norm in norms]
+        cuda: Any = torch.cuda
+        self._events = [cuda.current_stream(norm.device).record_event() for norm in norms if norm.is_cuda]
+        self._each: list[float] | None = None
+
+    @property
+    def each(self) -> list[tuple[Watched, str, int, float]]:
+        """(module, parameter, elements, norm) by parameter; the loss scale is taken out. Waits for the copy."""
+        if self._each is None:
+            for event in self._events:
+                event.synchronize()
+            scale = 1.0 if self._scale is None else float(self._scale)
+            self._each = [value / scale for copy in self._copies for value in copy.tolist()]
+            self._copies, self._events, self._scale = [], [], None
+        return [(*owner, value) for owner, value in zip(self._owners, self._each, strict=True)]
+
+    @property
+    def total(self) -> float:
+        """The norm over all parameters."""
+        return math.sqrt(sum(value * value for _, _, _, value in self.each))
+
+    def bad(self) -> tuple[Watched, str, float] | None:
+        """The last parameter, in the order of the model, whose gradient is not finite: backward met it first."""
+        found = [(owner, name, norm) for owner, name, _, norm in self.each if not math.isfinite(norm)]
+        return found[-1] if found else None
+
+    def underflow(self) -> tuple[Watched, str] | None:
+        """A float16 layer whose gradient is all zero below one whose gradient is so small that it nearly is.
+
+        Zero alone means nothing (a frozen, dead or unused layer has it); zero behind values at float16's end does.
+        """
+        rows = [row for row in self.each if _is_half(row[0])]
+        for i, (owner, name, _, norm) in enumerate(rows):
+            if norm == 0.0 and any(0.0 < n < _TINY_RMS * math.sqrt(size) for _, _, size, n in rows[i + 1 :]):
+                return owner, name
+        return None
+
+
+class Gradients:
+    """The gradient norms of the last steps of a recorder."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._taken: deque[GradientNorms] = deque(maxlen=256)
+
+    def of(self, step: int) -> GradientNorms | None:
+        return next((norms for norms in reversed(self._taken) if norms.step == step), None)
+
+    def take(self, step: int, optimizer: torch.optim.Optimizer | None = None, scaler: Any = None) -> None:
+        """Enqueue the norms of the gradients there are now; once per step. Nothing is read."""
+        if self._taken and self._taken[-1].step == step:
+            return
+        entries = self._weights.parameter_entries()
+        held = [(entry, grad) for entry in entries if (grad := entry[2].grad) is not None]
+        if any(type(grad) is not Tensor for _, grad in held) or len({grad.device for _, grad in held}) > 1:
+            held = [(entry, grad) for entry, grad in held if is_plain(grad)]  # shards and sparse ones are left out
+        if not held:
+            return
+        by_device: dict[torch.device, list[Tensor]] = {}
+        owners: dict[torch.device, list[tuple[Watched, str, int]]] = {}
+        for (watched, name, param, _), grad in held:
+            by_device.setdefault(grad.device, []).append(grad)
+            owners.setdefault(grad.device, []).append((watched, name, param.numel()))
+        with torch.no_grad():
+            norms = [torch.stack(torch._foreach_norm(group, 2, torch.float32)) for group in by_device.values()]
+        flat = [owner for group in owners.values() for owner in group]
+        self._taken.append(GradientNorms(step, flat, norms, _loss_scale(scaler, optimizer)))
+
+
+def _is_half(watched: Watched) -> bool:
+    return any(dtype is torch.float16 for _, dtype in watched.sites)
+
+
+def _loss_scale(scaler: Any, optimizer: torch.optim.Optimizer | None) -> Tensor | None:
+    """The scale that these gradients still carry; None if there is none or unscale_() has taken it out."""
+    if scaler is None or not isinstance(getattr(scaler, "_scale", None), Tensor):
+        return None
+    stage = scaler._per_optimizer_states[id(optimizer)]["stage"].name
+    return None if stage == "UNSCALED" else scaler._scale.detach().clone()
