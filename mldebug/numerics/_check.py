@@ -64,7 +64,7 @@ def _one_step(recorder: DebugUnderflowOverflow, step: Callable[[int], Any], i: i
     except NumericsError:
         raise
     except Exception:
-        recorder.poll()  # raises the event that explains it, if there is one
+        recorder.settle()  # raises the event that explains it, if there is one
         raise
     for name, leaf in leaves(result, "loss"):
         if isinstance(leaf, Tensor):

@@ -39,6 +39,7 @@ class Forwards:
         self.generated = 0  # of those, the ones that continued a generation: tokens
         self.recomputed = 0  # module calls that activation checkpointing ran again in backward
         self._changing: set[int] | None = None  # ids of buffers seen to change in a forward
+        self._copy_inputs = False  # a forward was seen to change its inputs in place
 
     # Called by the hooks.
 
@@ -126,9 +127,10 @@ class Forwards:
             call.end = self._memory.sequence
             self._memory.publish(call.first, call.end)
 
-    def new_frames(self, on_frame: Callable[[str], None] | None = None) -> Frames:
+    def new_frames(self, on_frame: Callable[[str], None] | None = None, live: bool = True) -> Frames:
         recorder = self._recorder
-        return Frames(recorder.max_frames_to_save, on_frame, whole=not recorder.include and not recorder.exclude)
+        whole = not recorder.include and not recorder.exclude
+        return Frames(recorder.max_frames_to_save, on_frame, whole, live)
 
     def close(self, call: Call) -> None:
         """The end of a call, however it ended: hand over what it recorded."""
@@ -144,6 +146,7 @@ class Forwards:
             now = self._weights.buffer_versions()
             changed = {key for key, version in now.items() if call.buffers.get(key, version) != version}
             self._changing = (self._changing or set()) | changed
+            self._copy_inputs = self._copy_inputs or call.snapshot.inputs_changed()
         if call.end > call.start:
             self.unread.append(call)
             self._recorder.guard(self._memory.publish, call.start, call.end)
@@ -163,6 +166,8 @@ class Forwards:
         self.call = call
         if call.paused:
             return
+        if call.training and call.grad:
+            recorder.batch_begins()
         kwargs = get_kwargs()
         call.token = not call.grad and any(kwargs.get(name) is not None for name in _CACHES)
         bad_weights = False
@@ -207,7 +212,7 @@ class Forwards:
             if reason := check_model(parameters):
                 raise NotReplayable(reason)
             changing = changing_buffers(weights.modules(), self._changing)
-            call.snapshot = Snapshot(module, args, kwargs, parameters, weights.buffers(), changing)
+            call.snapshot = Snapshot(module, args, kwargs, parameters, weights.buffers(), changing, self._copy_inputs)
             call.buffers = weights.buffer_versions()
         except NotReplayable as reason:
             call.replay_reason = str(reason)
@@ -226,7 +231,7 @@ class Forwards:
         else:
             self.eval_batches += 1
             self.generated += call.token
-        if not call.grad:
+        if not call.grad or self._memory.on_host:
             self._recorder.poll(wait=self._recorder.check != "async")
         self._recorder.abort_if_last()
 

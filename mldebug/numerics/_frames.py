@@ -43,7 +43,9 @@ class Frames:
     A bad input alone is no finding (a model may mask it away): it becomes one when a bad output follows.
     """
 
-    def __init__(self, limit: int, on_frame: Callable[[str], None] | None = None, whole: bool = True) -> None:
+    def __init__(
+        self, limit: int, on_frame: Callable[[str], None] | None = None, whole: bool = True, live: bool = True
+    ) -> None:
         self.texts: deque[str] = deque(maxlen=limit)
         self.finding: Finding | None = None
         self.masks: list[Finding] = []  # outputs whose only extreme is -inf: fine, unless NaN follows from them
@@ -52,6 +54,7 @@ class Frames:
         self._stack: list[Watched] = []
         self._on_frame = on_frame
         self._whole = whole
+        self._live = live
         self._head = ""
 
     def begin_batch(self, batch: int) -> None:
@@ -61,7 +64,9 @@ class Frames:
     def enter(self, watched: Watched, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run. A bad input that no earlier module made was made by the code of its caller."""
         caller = self._stack[-1] if self._stack else watched
-        if self._suspect is None and not watched.muted and not self.done and (self._whole or caller is watched):
+        if caller is watched and not self._live:
+            pass  # inputs of the root: a replay judges them by running without them
+        elif self._suspect is None and not watched.muted and not self.done and (self._whole or caller is watched):
             for path, leaf in _inputs(args, kwargs):
                 name = path if caller is watched else f"{path} of {watched.name}"
                 self._suspect = self._look(caller, "input", name, leaf)
@@ -110,7 +115,8 @@ class Frames:
             found = Finding(owner, role, name, part, stats)
             if role == "parameter":
                 found.param = f"{owner.name}.{name}" if owner.name else name
-            if stats.alarms(role == "parameter" or (role == "output" and owner.computes)):
+            strict = (role == "parameter" and leaf.requires_grad) or (role == "output" and owner.computes)
+            if stats.alarms(strict):
                 return found
             if role == "output":
                 self.masks.append(found)

@@ -85,8 +85,7 @@ class Gradients:
             return
         entries = self._weights.parameter_entries()
         held = [(entry, grad) for entry in entries if (grad := entry[2].grad) is not None]
-        if any(type(grad) is not Tensor for _, grad in held) or len({grad.device for _, grad in held}) > 1:
-            held = [(entry, grad) for entry, grad in held if is_plain(grad)]  # shards and sparse ones are left out
+        held = [(entry, grad) for entry, grad in held if is_plain(grad)]  # shards and sparse ones are left out
         if not held:
             return
         by_device: dict[torch.device, list[Tensor]] = {}

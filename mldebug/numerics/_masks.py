@@ -1,4 +1,4 @@
-"""Tell -inf that was written on purpose from -inf that a computation made."""
+"""Tell infinities that were written on purpose from those that a computation made."""
 
 from __future__ import annotations
 
@@ -15,56 +15,54 @@ if TYPE_CHECKING:
 
 # Operations that write constants or move values: what they put there was meant to be there.
 _WRITES = (
-    "masked_fill",
-    "where",
-    "full",
-    "fill",
-    "scalar_tensor",
-    "new_full",
-    "triu",
-    "tril",
-    "copy",
-    "_to_copy",
-    "constant_pad",
-    "index_put",
-    "scatter",
-    "lift_fresh",
-    "empty",
-    "new_empty",
-)
+    "masked_fill", "where", "full", "fill", "scalar_tensor", "new_full", "triu", "tril", "copy", "_to_copy",
+    "constant_pad", "index_put", "scatter", "lift_fresh", "empty", "new_empty",
+)  # fmt: skip
 
 
-class MinusInfinity(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
-    """While active, finds the first operation that made -inf out of operands without any."""
+class WrittenInfinity(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
+    """While active, tells the modules that write infinities from the one that first computes one.
+
+    An infinity is computed where an operation returns one and none of its operands holds one; an overflow, a log of
+    zero. `computed` is the module of the first such operation.
+    """
 
     def __init__(self, frames: Frames) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._frames = frames
-        self.origin: Watched | None = None
-        self.op = ""
+        self._writers: list[Watched | None] = []
+        self.computed: Watched | None = None
+        self._any_computed = False
+
+    def written_by(self, module: Watched) -> bool:
+        """Whether this module wrote infinities and nothing computed one."""
+        return not self._any_computed and any(writer is module for writer in self._writers)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        before = self.origin is None and _any_minus_inf([*args, *kwargs.values()])
+        given = _any_infinite([*args, *kwargs.values()])
         output = func(*args, **kwargs)
-        if self.origin is None and not before and _any_minus_inf([output]):
+        if _any_infinite([output]):
             name = func.name().removeprefix("aten::")
-            if not name.startswith(_WRITES):
-                self.origin = self._frames.innermost()
-                self.op = name
+            if name.startswith(_WRITES):
+                self._writers.append(self._frames.innermost())
+            elif not given:
+                if not self._any_computed:
+                    self.computed = self._frames.innermost()
+                self._any_computed = True
         return output
 
 
-def _any_minus_inf(values: list[Any]) -> bool:
+def _any_infinite(values: list[Any]) -> bool:
     for value in values:
         if isinstance(value, Tensor):
-            if value.is_floating_point() and value.numel() and not value.is_meta and bool(torch.isneginf(value).any()):
+            if value.is_floating_point() and value.numel() and not value.is_meta and bool(torch.isinf(value).any()):
                 return True
         elif isinstance(value, (list, tuple)):
-            if _any_minus_inf(list(value)):
+            if _any_infinite(list(value)):
                 return True
-        elif isinstance(value, float) and value == -math.inf:
+        elif isinstance(value, float) and math.isinf(value):
             return True
     return False

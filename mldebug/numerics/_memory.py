@@ -88,9 +88,10 @@ class Memory:
             and tensor._version == self._last_version
         )
 
-    def record_all(self, sites: Sequence[Site], tensors: Sequence[Tensor], strict: bool) -> None:
+    def record_all(self, pairs: Sequence[tuple[Site, Tensor]], strict: bool) -> None:
         """Measure many plain tensors (parameters, buffers): one launch per device and dtype where that can be."""
         self.forget_last()
+        sites, tensors = [site for site, _ in pairs], [tensor for _, tensor in pairs]
         devices = list(map(Tensor.get_device, tensors))
         for device in dict.fromkeys(devices):
             own = range(len(devices)) if len(set(devices)) == 1 else [i for i, d in enumerate(devices) if d == device]
@@ -136,6 +137,11 @@ class Memory:
     def numel(self, number: int) -> int:
         return self._numel[number & _MASK]
 
+    @property
+    def on_host(self) -> bool:
+        """Whether all records are of CPU tensors: their verdict is there without a wait."""
+        return len(self._rings) == 1
+
     def holds(self, number: int) -> bool:
         """Whether a record is still there, not overwritten by a newer one."""
         return self.sequence - SLOTS <= number < self.sequence
@@ -154,7 +160,7 @@ class Memory:
     def bad(self, numbers: Sequence[int]) -> list[int]:
         """Those of the records that hold NaN, inf, or a -inf that cannot be a mask's."""
         stats = self.stats(numbers)
-        return [n for n, found in zip(numbers, stats, strict=True) if found.alarms(self.site(n).strict)]
+        return [n for n, found in zip(numbers, stats, strict=True) if _is_bad(self.site(n), found)]
 
     def forget_last(self) -> None:
         """The last tensor's object may not be compared any more: something else ran in between."""
@@ -172,3 +178,7 @@ class Memory:
     def _add_ring(self, tensor: Tensor) -> Ring:
         ring = self._rings[tensor.get_device()] = ring_for(tensor.device)
         return ring
+
+
+def _is_bad(site: Site, stats: Stats) -> bool:
+    return stats.has_nan if site.tolerated else stats.alarms(site.strict)

@@ -148,7 +148,7 @@ class DebugUnderflowOverflow(Scope):
                 self.memory.clear_flags()
                 if near is not None and (alarm is None or near < alarm):
                     self._respond.note_near(near)
-                found = None if alarm is None else self._judge.explain(alarm, calls)
+                found = None if alarm is None else self._judge.explain(calls)
                 return None if found is None else self._respond.handle(found, [call.snapshot for call in calls])
         except NumericsError:
             raise
@@ -163,14 +163,12 @@ class DebugUnderflowOverflow(Scope):
 
     def finish(self, exc: BaseException | None = None, at_exit: bool = False) -> None:
         """End of the scope or of the process: what is still pending is read and reported."""
-        if self.forwards.call is not None:
-            self.forwards.close(self.forwards.call)
         try:
             if exc is not None or at_exit:
                 with self._respond.never_raise(exc):
-                    self.poll()
+                    self.settle()
             else:
-                self.poll()
+                self.settle()
         finally:
             self._respond.finish()
 
@@ -193,10 +191,16 @@ class DebugUnderflowOverflow(Scope):
 
     def judge_gradients(self) -> Event | None:
         """For diagnose(), which may wait: the event in the gradients of this step, if there is one."""
-        self.gradients.take(self.step)
+        self.guard(self.gradients.take, self.step)
         norms = self.gradients.of(self.step)
         found = None if norms is None else self._judge.from_gradients(norms)
         return None if found is None else self._respond.handle(found, [])
+
+    def settle(self) -> Event | None:
+        """After an exception: close what it left open and read the verdict."""
+        if self.forwards.call is not None:
+            self.forwards.close(self.forwards.call)
+        return self.poll()
 
     def after_step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """A step is over. `step` is the largest count of any optimizer: two optimizers of one model step together."""
@@ -237,6 +241,9 @@ class DebugUnderflowOverflow(Scope):
     def quiet(self) -> None:
         """Print nothing by itself."""
         self._respond.printing = False
+
+    def batch_begins(self) -> None:
+        self._respond.batch_begins()
 
     def keep_frames(self, frames: list[str]) -> None:
         self._respond.keep_frames(frames)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from mldebug.numerics._tensors import leaves
+from mldebug.numerics._tensors import leaves, parts
 
 MAX_BYTES = 256 << 20  # of inputs held by reference, and of buffers copied, for one forward
+MAX_COPY = 64 << 20  # of an input that the model changes in place
 _SMALL = 64 << 10  # a buffer that is copied before the first forward, when nobody knows yet whether it will change
 _version = operator.attrgetter("_version")
 _SIMPLE = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, torch.Size, slice, range, type)
@@ -33,12 +34,14 @@ class Snapshot:
 
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], params: Sequence[Tensor],
-        buffers: Sequence[Tensor], changing: Sequence[Tensor],
+        buffers: Sequence[Tensor], changing: Sequence[Tensor], copy_inputs: bool = False,
     ) -> None:  # fmt: skip
         self.module = module
         self._objects: list[tuple[str, Any, tuple[int, ...]]] = []
         self._tensors: list[tuple[str, Tensor, int]] = []
+        self._inputs: list[tuple[str, Tensor]] = []
         self._bytes = 0
+        self._copy_inputs = copy_inputs  # this model changes them in place
         self.args = tuple(self._hold(value, f"input[{i}]") for i, value in enumerate(args))
         self.kwargs = {key: self._hold(value, f"input.{key}") for key, value in kwargs.items()}
         self._params = params
@@ -57,11 +60,15 @@ class Snapshot:
 
     def _hold(self, value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
-            held = value.detach().requires_grad_(value.requires_grad) if value.requires_grad else value
-            if value.is_inference():
-                self._objects.append((path, value, ()))
-            else:
+            copies = self._copy_inputs and value.nbytes <= MAX_COPY
+            held = value.detach()
+            if copies:
+                held = held.clone()
+            elif not value.is_inference():
                 self._tensors.append((path, value.detach(), value._version))
+            self._inputs.append((path, held))
+            if value.requires_grad:
+                held.requires_grad_()
             self._bytes += 0 if value.is_meta else value.numel() * value.element_size()
             return held
         if isinstance(value, _SIMPLE):
@@ -72,6 +79,14 @@ class Snapshot:
             return {key: self._hold(item, f"{path}[{key!r}]") for key, item in value.items()}
         self._objects.append((path, value, _fingerprint(value)))
         return value
+
+    def inputs_changed(self) -> bool:
+        """Whether an input was changed in place since."""
+        return any(tensor._version != version for _, tensor, version in self._tensors)
+
+    def bad_inputs(self) -> list[str]:
+        """Paths of the inputs that hold NaN or inf. One of -inf and a single other value is a mask, and fine."""
+        return [path for path, tensor in self._inputs if any(_is_bad_input(part) for part in parts(tensor))]
 
     def why_not(self) -> str:
         """The reason why it can no longer be run again as it was; "" if it can."""
@@ -91,9 +106,10 @@ class Snapshot:
             for buffer, before in self._buffers:
                 buffer.copy_(before)
 
-    def run(self) -> None:
+    def run(self, finite_inputs: bool = False, finite_buffers: Sequence[Tensor] = ()) -> None:
         """Run the forward again as it was; buffers, random state and gradients are left as they are found.
 
+        With `finite_inputs` bad inputs, and of `finite_buffers` all bad values, are replaced by zeros.
         Raises NotReplayable with the reason where it cannot be done.
         """
         if reason := self.why_not():
@@ -103,6 +119,10 @@ class Snapshot:
         training_now = self.module.training
         try:
             self.restore_buffers()
+            with torch.no_grad():
+                for buffer in finite_buffers:
+                    buffer.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            args, kwargs = (_finite(self.args), _finite(self.kwargs)) if finite_inputs else (self.args, self.kwargs)
             _set_rng_state(self._rng)
             if training_now != self._training:
                 self.module.train(self._training)
@@ -116,7 +136,7 @@ class Snapshot:
                 if "torch._dynamo" in sys.modules:
                     stack.enter_context(torch.compiler.set_stance("force_eager"))
                 stack.enter_context(_refuse_collectives())
-                self.module(*self.args, **self.kwargs)
+                self.module(*args, **kwargs)
         finally:
             if training_now != self._training:
                 self.module.train(training_now)
@@ -124,6 +144,28 @@ class Snapshot:
                 for buffer, now in zip(self._all_buffers, buffers_now, strict=True):
                     buffer.copy_(now)
             _set_rng_state(rng_now)
+
+
+def _finite(value: Any) -> Any:
+    """The same nest of arguments with zeros for bad values."""
+    if isinstance(value, Tensor):
+        bad = any(_is_bad_input(part) for part in parts(value))
+        clean = torch.nan_to_num(value.detach(), nan=0.0, posinf=0.0, neginf=0.0) if bad else value
+        return clean.requires_grad_(value.requires_grad)
+    if type(value) in (tuple, list):
+        return type(value)(_finite(item) for item in value)
+    if type(value) is dict:
+        return {key: _finite(item) for key, item in value.items()}
+    return value
+
+
+def _is_bad_input(part: Tensor) -> bool:
+    finite = part[torch.isfinite(part)]
+    if finite.numel() == part.numel():
+        return False
+    if torch.isnan(part).any() or torch.isposinf(part).any():
+        return True
+    return bool(finite.numel() and finite.min() != finite.max())
 
 
 def check_model(tensors: Sequence[Tensor]) -> str:

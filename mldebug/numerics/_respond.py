@@ -47,7 +47,7 @@ class Responder:
         self._near: dict[str, str] = {}  # place -> note
         self._frames: list[str] = []  # of the last live batch, or of a forward that did not return
         self._frames_from = self._why_ring = ""
-        self._drop = False
+        self._drop = ""  # "yes": the next optimizer step is the bad batch's; "maybe": another batch came since
         self.handing_over = False  # the user's own function is running
         self.notes: dict[str, None] = {}  # said once, in order
         self._quiet = False
@@ -83,7 +83,7 @@ class Responder:
         else:
             warnings.warn(f"mldebug: {report.verdict}\nhint: {report.hint}", NumericsWarning, stacklevel=2)
             if self._on_event == "skip":
-                self._drop = True
+                self._drop = "yes"
                 for snapshot in snapshots:
                     if snapshot is not None:
                         snapshot.restore_buffers()
@@ -105,9 +105,9 @@ class Responder:
         """on_event="skip": take the gradients of a bad batch away, so that the optimizer has nothing to apply."""
         if not self._drop:
             return
-        self._drop = False
+        drop, self._drop = self._drop, ""
         grads = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if not grads:
+        if not grads or (drop == "maybe" and all(bool(torch.isfinite(p.grad).all()) for p in grads)):
             return
         if scaler is not None and scaler.is_enabled():
             # A scaler insists on having looked at gradients before they go.
@@ -116,6 +116,11 @@ class Responder:
                 scaler.unscale_(optimizer)
         for param in grads:
             param.grad = None
+
+    def batch_begins(self) -> None:
+        """Another training forward: the script may have skipped the bad batch by itself."""
+        if self._drop:
+            self._drop = "maybe"
 
     def abort(self, batches: int, last: int) -> None:
         """Stop after a batch, as `abort_after_batch_num` asks."""

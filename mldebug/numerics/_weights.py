@@ -9,13 +9,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from mldebug.numerics._event import Role
 from mldebug.numerics._records import Site, Watched
+from mldebug.numerics._stats import Stats
 from mldebug.numerics._tensors import is_plain, parts
 
 if TYPE_CHECKING:
     from mldebug.numerics._memory import Memory
+
+
+class BadBuffer(NamedTuple):
+    """A buffer that holds NaN or inf: whose, which, since which step (`initial`: before the first forward)."""
+
+    owner: Watched
+    name: str
+    dtype: torch.dtype
+    kind: str
+    step: int
+    initial: bool
 
 
 class _Cast(NamedTuple):
@@ -26,10 +39,9 @@ class _Cast(NamedTuple):
     kinds: list[tuple[torch.dtype, torch.device]]
     tensors: list[Tensor]
     entries: list[tuple[Watched, str, Tensor, Role]]
-    sites: list[Site]
-    measured: list[Tensor]  # plain ones as they are; others are taken apart at each pass
-    plain: int  # how many of them are parameters; the rest are buffers
-    odd: list[tuple[Watched, str, Tensor, Role]]
+    strict: list[tuple[Site, Tensor]]  # plain tensors, measured as they are; in these -inf alarms
+    lenient: list[tuple[Site, Tensor]]
+    odd: list[tuple[Watched, str, Tensor, Role]]  # taken apart at each pass
     parameters: list[Tensor]
     buffers: list[Tensor]
 
@@ -46,7 +58,7 @@ class Weights:
         self._matches: dict[int, bool] = {}  # id(optimizer) -> whether it holds one of our parameters
         self._aside: dict[int, weakref.ref[Tensor]] = {}  # known to be bad: not measured again
         self._cast: _Cast | None = None
-        self.bad_buffers: dict[str, str] = {}  # bad before the first forward, name -> nan or inf
+        self.bad_buffers: dict[str, BadBuffer] = {}  # by dotted name: no event by themselves
         self.due = True  # to be measured at the next root forward
         self.passes = 0
 
@@ -95,9 +107,8 @@ class Weights:
         self.passes += 1
         cast = self._current()
         start = self._memory.sequence
-        # A parameter is no mask: there -inf is as bad as the rest. A buffer may be one.
-        self._memory.record_all(cast.sites[: cast.plain], cast.measured[: cast.plain], strict=True)
-        self._memory.record_all(cast.sites[cast.plain :], cast.measured[cast.plain :], strict=False)
+        self._memory.record_all(cast.strict, strict=True)
+        self._memory.record_all(cast.lenient, strict=False)
         for watched, name, tensor, role in cast.odd:
             for piece in parts(tensor):
                 self._memory.record(watched.site(name, tensor.dtype, role), piece)
@@ -117,8 +128,7 @@ class Weights:
         bad = [(self._memory.site(n), stats) for n, stats in zip(numbers, self._memory.stats(numbers), strict=True)]
         for site, stats in bad:
             if site.role == "buffer":
-                self.bad_buffers[full_name(site)] = "nan" if stats.has_nan else "inf"
-                self.set_aside(full_name(site))
+                self.remember_buffer(site, stats, 0)
         if any(site.role == "parameter" for site, _ in bad):
             return True
         self._memory.clear_flags()
@@ -128,6 +138,18 @@ class Weights:
         """The parameter or buffer of this dotted name."""
         entries = self._current().entries
         return next((tensor for watched, key, tensor, _ in entries if join_name(watched.name, key) == name), None)
+
+    def is_statistic(self, site: Site) -> bool:
+        """Whether this buffer is a norm's running statistics: they poison every later evaluation, in silence."""
+        module = None if site.owner is None else site.owner.ref()
+        return isinstance(module, _NormBase) and self.passes > 1
+
+    def remember_buffer(self, site: Site, stats: Stats, step: int) -> None:
+        """A bad buffer counts only if something bad follows from it; until then it is set aside."""
+        assert site.owner is not None
+        kind = "nan" if stats.has_nan else "inf"
+        self.bad_buffers[full_name(site)] = BadBuffer(site.owner, site.path, site.dtype, kind, step, self.passes <= 1)
+        self.set_aside(full_name(site))
 
     def set_aside(self, name: str) -> None:
         """Do not report this parameter or buffer again: it is known to be bad."""
@@ -163,19 +185,19 @@ class Weights:
                 for name, tensor in table.items():
                     if tensor is not None:
                         entries.setdefault(id(tensor), (watched, name, tensor, role))
-        sites: list[Site] = []
-        measured: list[Tensor] = []
+        strict: list[tuple[Site, Tensor]] = []
+        lenient: list[tuple[Site, Tensor]] = []
         odd: list[tuple[Watched, str, Tensor, Role]] = []
-        plain = 0
         for entry in entries.values():
             watched, name, tensor, role = entry
             aside = self._aside.get(id(tensor))
             if watched.muted or (aside is not None and aside() is tensor) or tensor.is_meta or not tensor.numel():
                 continue
             if is_plain(tensor):
-                sites.append(watched.site(name, tensor.dtype, role))
-                measured.append(tensor)
-                plain += role == "parameter"
+                site = watched.site(name, tensor.dtype, role)
+                # A parameter that is trained is no mask: there -inf is as bad as the rest.
+                site.strict = role == "parameter" and tensor.requires_grad
+                (strict if site.strict else lenient).append((site, tensor))
             elif type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or parts(tensor):
                 odd.append(entry)
         return _Cast(
@@ -184,9 +206,8 @@ class Weights:
             kinds=[_kind(entry[2]) for entry in entries.values()],
             tensors=[entry[2] for entry in entries.values()],
             entries=list(entries.values()),
-            sites=sites,
-            measured=measured,
-            plain=plain,
+            strict=strict,
+            lenient=lenient,
             odd=odd,
             parameters=[entry[2] for entry in entries.values() if entry[3] == "parameter"],
             buffers=[entry[2] for entry in entries.values() if entry[3] == "buffer"],
