@@ -31,7 +31,7 @@ class Events:
             return self._make(site.owner, site.role, site.path, stats, call, site.dtype)
         phase: Phase = "init"
         step = call.step
-        if self._recorder.weights.passes > 1:
+        if full_name(site) not in call.new_names:
             # Good at the pass before: the step between the two made it.
             step = max(call.step - 1, 0)
             phase = "forward" if site.role == "buffer" else self._phase_of_update(step)
@@ -48,8 +48,9 @@ class Events:
     def from_buffer(self, name: str, bad: BadBuffer, call: Call) -> Event:
         """The event of a buffer that was bad before, and from which something bad has now followed."""
         stats = Stats(math.nan, math.nan) if bad.kind == "nan" else Stats(math.inf, math.inf)
-        phase: Phase = "init" if bad.initial else "forward"
-        return self._make(bad.owner, "buffer", bad.name, stats, call, bad.dtype, phase=phase, step=bad.step, param=name)
+        return self._make(
+            bad.owner, "buffer", bad.name, stats, call, bad.dtype, phase="init", step=bad.step, param=name
+        )
 
     def from_gradients(self, norms: GradientNorms) -> Event | None:
         """What the gradients of a step show: one that is not finite, or one that has underflowed."""

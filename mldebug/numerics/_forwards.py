@@ -132,6 +132,14 @@ class Forwards:
         whole = not recorder.include and not recorder.exclude
         return Frames(recorder.max_frames_to_save, on_frame, whole, live)
 
+    def close_stale(self) -> None:
+        """Close a call that has ended without telling: its forward raised, or only a compiled part of it was called."""
+        call = self.call
+        if call is not None and not self.replaying:
+            module = call.watched.ref()
+            if call.implicit or module is None or not _hub.running_now(module, skip=0):
+                self.close(call)
+
     def close(self, call: Call) -> None:
         """The end of a call, however it ended: hand over what it recorded."""
         self.call = None
@@ -174,7 +182,8 @@ class Forwards:
         self._weights.refresh()
         if self._weights.due:
             call.params_first, call.first = self._weights.measure()
-            if self._weights.passes == 1 or recorder.check == "each":
+            call.new_names = self._weights.new_names
+            if call.new_names or recorder.check == "each":
                 bad_weights = self._weights.first_look(call.params_first, call.first)
         self._record(watched, args, "input", "input")
         for key, value in kwargs.items():
@@ -231,8 +240,10 @@ class Forwards:
         else:
             self.eval_batches += 1
             self.generated += call.token
-        if not call.grad or self._memory.on_host:
+        if not call.grad:
             self._recorder.poll(wait=self._recorder.check != "async")
+        elif self._memory.on_host:
+            self._recorder.examine()  # the verdict is there, and so are the weights of this forward
         self._recorder.abort_if_last()
 
     def _leave_live(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,10 @@ import torch
 from mldebug.numerics._event import Event
 from mldebug.numerics._events import Events
 from mldebug.numerics._frames import PREFIX, Frames
-from mldebug.numerics._masks import WrittenInfinity
+from mldebug.numerics._masks import MinusInfinity
 from mldebug.numerics._records import Call, Watched
 from mldebug.numerics._replay import NotReplayable
+from mldebug.numerics._weights import full_name
 
 if TYPE_CHECKING:
     from mldebug.numerics._gradients import GradientNorms
@@ -43,11 +44,8 @@ class Judge:
 
     def explain(self, calls: Sequence[Call]) -> Found | None:
         """The event behind an alarm in these calls; None if what alarmed turns out to be harmless."""
-        while (primary := self._primary(calls)) is not None:
-            found = self._explain(*primary)
-            if found is not None:
-                return found
-        return None
+        primary = self._primary(calls)
+        return None if primary is None else self._explain(*primary)
 
     def from_live(self, frames: Frames, call: Call) -> Found:
         """The event that live frames have just met (`check="each"`)."""
@@ -57,6 +55,16 @@ class Judge:
     def from_gradients(self, norms: GradientNorms) -> Found | None:
         event = self._events.from_gradients(norms)
         return None if event is None else Found(event, [], "")
+
+    def without_replay(self, calls: Sequence[Call]) -> tuple[Found, list[Callable[[], None]]] | None:
+        """What can be said at once, when a replay was interrupted."""
+        primary = self._primary(calls)
+        if primary is None:
+            return None
+        number, call = primary
+        memory = self._recorder.memory
+        event = self._events.from_record(memory.site(number), memory.stats([number])[0], call)
+        return Found(event, self.ring_frames(call, number), "ring", "the replay was interrupted"), []
 
     def stop_replay(self) -> None:
         raise _Stop
@@ -80,15 +88,15 @@ class Judge:
     def _primary(self, calls: Sequence[Call]) -> tuple[int, Call] | None:
         """The first bad record that counts by itself, and its call.
 
-        An input, or a buffer that is not a norm's statistics, only counts if something bad follows from it: models
-        are given NaN for "missing", and keep inf for "none yet". These are noted.
+        An input, or a buffer that was never good, only counts if something bad follows from it: models are given NaN
+        for "missing", and keep inf for "none yet". These are noted.
         """
         memory, weights = self._recorder.memory, self._recorder.weights
         for call in calls:
             bad = memory.bad([n for n in range(call.start, call.end) if memory.holds(n)])
             for number in bad:
                 site = memory.site(number)
-                if site.role == "buffer" and not weights.is_statistic(site):
+                if site.role == "buffer" and full_name(site) in call.new_names:
                     weights.remember_buffer(site, memory.stats([number])[0], call.step)
                 elif site.role != "input":
                     return number, call
@@ -98,8 +106,8 @@ class Judge:
                     self._recorder.note(f"{site.path} of the model holds nan or inf; nothing bad followed from it")
         return None
 
-    def _explain(self, number: int, call: Call) -> Found | None:
-        """The event behind one bad record; None if it was written on purpose, which is remembered."""
+    def _explain(self, number: int, call: Call) -> Found:
+        """The event behind one bad record."""
         memory = self._recorder.memory
         site, stats = memory.site(number), memory.stats([number])[0]
         event = self._events.from_record(site, stats, call)
@@ -119,12 +127,9 @@ class Judge:
         if blamed is not None:
             return blamed
         event = self._events.from_finding(frames.finding, call)
-        watch = self._watch_infinities(call) if frames.masks or event.kind == "inf" else None
-        if watch is not None:
-            if event.kind == "inf" and watch.written_by(frames.finding.owner):
-                site.tolerated = True
-                return None
-            mask = next((m for m in frames.masks if m.owner is watch.computed), None)
+        if frames.masks:
+            origin = self._computed_infinity(call)
+            mask = next((m for m in frames.masks if m.owner is origin), None)
             if mask is not None:
                 event = self._events.from_finding(mask, call)
         return Found(event, list(frames.texts), "replay")
@@ -166,12 +171,13 @@ class Judge:
         numbers = [n for n in range(call.start, call.end) if memory.holds(n) and memory.site(n).role == "input"]
         return memory.bad(numbers)
 
-    def _watch_infinities(self, call: Call) -> WrittenInfinity | None:
-        """A replay under a look at every operation: who wrote infinities, who computed one."""
+    def _computed_infinity(self, call: Call) -> Watched | None:
+        """The module that first computed a -inf, by a replay under a look at every operation."""
         again = self._recorder.forwards.new_frames(live=False)
-        with WrittenInfinity(again) as watch:
-            reason = self._run(call, again)
-        return None if reason else watch
+        watch = MinusInfinity(again)
+        with watch:
+            self._run(call, again)
+        return watch.origin
 
     def _replay(
         self, call: Call, *, inputs: bool = False, buffers: Sequence[torch.Tensor] = ()

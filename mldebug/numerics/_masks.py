@@ -1,4 +1,4 @@
-"""Tell infinities that were written on purpose from those that a computation made."""
+"""Tell -inf that was written on purpose from -inf that a computation made."""
 
 from __future__ import annotations
 
@@ -20,49 +20,34 @@ _WRITES = (
 )  # fmt: skip
 
 
-class WrittenInfinity(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
-    """While active, tells the modules that write infinities from the one that first computes one.
-
-    An infinity is computed where an operation returns one and none of its operands holds one; an overflow, a log of
-    zero. `computed` is the module of the first such operation.
-    """
+class MinusInfinity(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
+    """While active, finds the module whose operation first makes -inf out of operands without any: a log of zero."""
 
     def __init__(self, frames: Frames) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
         self._frames = frames
-        self._writers: list[Watched | None] = []
-        self.computed: Watched | None = None
-        self._any_computed = False
-
-    def written_by(self, module: Watched) -> bool:
-        """Whether this module wrote infinities and nothing computed one."""
-        return not self._any_computed and any(writer is module for writer in self._writers)
+        self.origin: Watched | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = _any_infinite([*args, *kwargs.values()])
+        given = self.origin is None and _any_minus_inf([*args, *kwargs.values()])
         output = func(*args, **kwargs)
-        if _any_infinite([output]):
-            name = func.name().removeprefix("aten::")
-            if name.startswith(_WRITES):
-                self._writers.append(self._frames.innermost())
-            elif not given:
-                if not self._any_computed:
-                    self.computed = self._frames.innermost()
-                self._any_computed = True
+        writes = func.name().removeprefix("aten::").startswith(_WRITES)
+        if self.origin is None and not given and not writes and _any_minus_inf([output]):
+            self.origin = self._frames.innermost()
         return output
 
 
-def _any_infinite(values: list[Any]) -> bool:
+def _any_minus_inf(values: list[Any]) -> bool:
     for value in values:
         if isinstance(value, Tensor):
-            if value.is_floating_point() and value.numel() and not value.is_meta and bool(torch.isinf(value).any()):
+            if value.is_floating_point() and value.numel() and not value.is_meta and bool(torch.isneginf(value).any()):
                 return True
         elif isinstance(value, (list, tuple)):
-            if _any_infinite(list(value)):
+            if _any_minus_inf(list(value)):
                 return True
-        elif isinstance(value, float) and math.isinf(value):
+        elif isinstance(value, float) and value == -math.inf:
             return True
     return False

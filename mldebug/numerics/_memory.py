@@ -160,7 +160,7 @@ class Memory:
     def bad(self, numbers: Sequence[int]) -> list[int]:
         """Those of the records that hold NaN, inf, or a -inf that cannot be a mask's."""
         stats = self.stats(numbers)
-        return [n for n, found in zip(numbers, stats, strict=True) if _is_bad(self.site(n), found)]
+        return [n for n, found in zip(numbers, stats, strict=True) if found.alarms(self.site(n).strict)]
 
     def forget_last(self) -> None:
         """The last tensor's object may not be compared any more: something else ran in between."""
@@ -178,7 +178,3 @@ class Memory:
     def _add_ring(self, tensor: Tensor) -> Ring:
         ring = self._rings[tensor.get_device()] = ring_for(tensor.device)
         return ring
-
-
-def _is_bad(site: Site, stats: Stats) -> bool:
-    return stats.has_nan if site.tolerated else stats.alarms(site.strict)

@@ -20,7 +20,7 @@ from mldebug.numerics._event import Event
 from mldebug.numerics._forwards import Forwards
 from mldebug.numerics._frames import Frames
 from mldebug.numerics._gradients import Gradients
-from mldebug.numerics._judge import Judge
+from mldebug.numerics._judge import Found, Judge
 from mldebug.numerics._memory import Memory
 from mldebug.numerics._records import Call, Watched
 from mldebug.numerics._report import NumericsError, NumericsReport
@@ -90,6 +90,7 @@ class DebugUnderflowOverflow(Scope):
         self._adopt_all = model is None
         self._roots: list[weakref.ref[nn.Module]] = []
         self._broken = False
+        self._found: tuple[Found, list[Callable[[], None]]] | None = None  # explained, not responded to yet
         self._judge = Judge(self)
         self._respond = Responder(self, on_event, on_step, output)
         model = getattr(model, "_orig_mod", model) if type(model).__name__ == "OptimizedModule" else model
@@ -135,12 +136,19 @@ class DebugUnderflowOverflow(Scope):
 
     def poll(self, wait: bool = True) -> Event | None:
         """Read the device's verdict on what has run; handle an event as `on_event` says. The event that was handled."""
+        if self._respond.busy:
+            return None  # the user's on_event runs the model
+        self.forwards.close_stale()
+        self.examine(wait)
+        found, self._found = self._found, None
+        return None if found is None else self._respond.handle(*found)
+
+    def examine(self, wait: bool = True) -> None:
+        """Read the verdict and explain an alarm, while weights and buffers are those of the forward; respond later."""
         forwards = self.forwards
-        if forwards.call is not None and forwards.call.implicit:
-            forwards.close(forwards.call)
         seen = self.memory.flags(wait) if forwards.unread else None
         if seen is None:
-            return None
+            return
         alarm, near = seen
         calls, forwards.unread = list(forwards.unread), deque()
         try:
@@ -149,17 +157,17 @@ class DebugUnderflowOverflow(Scope):
                 if near is not None and (alarm is None or near < alarm):
                     self._respond.note_near(near)
                 found = None if alarm is None else self._judge.explain(calls)
-                return None if found is None else self._respond.handle(found, [call.snapshot for call in calls])
-        except NumericsError:
-            raise
+                if found is not None and self._found is None:
+                    restore = [call.snapshot.restore_buffers for call in calls if call.snapshot is not None]
+                    self._found = found, restore
         except Exception as error:
-            if self._respond.handing_over:
-                raise  # the user's own on_event
             self.fail(error)
+        except BaseException:  # Ctrl-C in a replay: what the ring says is still there
+            self._found = self._found or self._judge.without_replay(calls)
+            raise
         finally:
             for call in calls:
                 call.snapshot = None
-        return None
 
     def finish(self, exc: BaseException | None = None, at_exit: bool = False) -> None:
         """End of the scope or of the process: what is still pending is read and reported."""
@@ -194,7 +202,7 @@ class DebugUnderflowOverflow(Scope):
         self.guard(self.gradients.take, self.step)
         norms = self.gradients.of(self.step)
         found = None if norms is None else self._judge.from_gradients(norms)
-        return None if found is None else self._respond.handle(found, [])
+        return None if found is None else self._respond.handle(found)
 
     def settle(self) -> Event | None:
         """After an exception: close what it left open and read the verdict."""
@@ -257,7 +265,7 @@ class DebugUnderflowOverflow(Scope):
         if self.forwards.replaying:
             self._judge.stop_replay()
         elif call.batch not in self.trace_batch_nums:
-            self._respond.handle(self._judge.from_live(live, call), [])
+            self._respond.handle(self._judge.from_live(live, call))
 
     def abort_if_last(self) -> None:
         last = self.abort_after_batch_num
@@ -295,7 +303,7 @@ class DebugUnderflowOverflow(Scope):
         except NumericsError:
             raise
         except Exception as error:
-            if self._respond.handing_over:
+            if error is self._respond.user_error:
                 raise
             self.fail(error)
 

@@ -49,14 +49,13 @@ class Watched:
 class Site:
     """Where a recorded tensor comes from: a module (None outside any), a path such as `output[0]`, a role, a dtype."""
 
-    __slots__ = ("dtype", "owner", "path", "role", "strict", "tolerated")
+    __slots__ = ("dtype", "owner", "path", "role", "strict")
 
     def __init__(self, owner: Watched | None, path: str, dtype: torch.dtype, role: Role) -> None:
         self.owner = owner
         self.path = path
         self.dtype = dtype
         self.role = role
-        self.tolerated = False  # writes +inf on purpose: only NaN counts here
         self.strict = role == "parameter" or (role == "output" and owner is not None and owner.computes)
 
     @property
@@ -85,6 +84,8 @@ class Call:
     params_first: int = -1  # first record of the parameter pass made at its entry, -1 if none
     snapshot: Snapshot | None = None
     replay_reason: str = ""  # why there is no snapshot
+    new_names: frozenset[str] = frozenset()  # parameters and buffers measured for the first time at its entry
+    thread: int = 0
     buffers: dict[int, int] = field(default_factory=dict)  # version by id at entry
 
     @property

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from mldebug.numerics._tensors import leaves, parts
+from mldebug.numerics._tensors import join, leaves, parts
 
 MAX_BYTES = 256 << 20  # of inputs held by reference, and of buffers copied, for one forward
 MAX_COPY = 64 << 20  # of an input that the model changes in place
@@ -76,7 +76,7 @@ class Snapshot:
         if type(value) in (tuple, list):
             return type(value)(self._hold(item, f"{path}[{i}]") for i, item in enumerate(value))
         if type(value) is dict:
-            return {key: self._hold(item, f"{path}[{key!r}]") for key, item in value.items()}
+            return {key: self._hold(item, join(path, key)) for key, item in value.items()}
         self._objects.append((path, value, _fingerprint(value)))
         return value
 
@@ -115,6 +115,13 @@ class Snapshot:
         if reason := self.why_not():
             raise NotReplayable(reason)
         buffers_now = [buffer.detach().clone() for buffer in self._all_buffers]
+        # Putting a buffer back must not look like a change to a backward that is still to come.
+        keep = getattr(torch.autograd, "_unsafe_preserve_version_counter")  # noqa: B009  # private, but the only way
+        own = tuple(buffer for buffer in self._all_buffers if not buffer.is_inference())
+        with keep(own) if own else contextlib.nullcontext():
+            self._run(finite_inputs, finite_buffers, buffers_now)
+
+    def _run(self, finite_inputs: bool, finite_buffers: Sequence[Tensor], buffers_now: Sequence[Tensor]) -> None:
         rng_now = _rng_state(self._params)
         training_now = self.module.training
         try:

@@ -13,7 +13,6 @@ from mldebug.numerics._event import Event
 from mldebug.numerics._history import History, place_of
 from mldebug.numerics._output import LinesFile
 from mldebug.numerics._reading import read
-from mldebug.numerics._replay import Snapshot
 from mldebug.numerics._report import NumericsError, NumericsReport, NumericsWarning
 from mldebug.numerics._stats import LIMIT
 from mldebug.numerics._weights import join_name
@@ -48,15 +47,16 @@ class Responder:
         self._frames: list[str] = []  # of the last live batch, or of a forward that did not return
         self._frames_from = self._why_ring = ""
         self._drop = ""  # "yes": the next optimizer step is the bad batch's; "maybe": another batch came since
-        self.handing_over = False  # the user's own function is running
+        self.busy = False  # the user's own on_event is running
+        self.user_error: BaseException | None = None  # what it raised: not our failure
         self.notes: dict[str, None] = {}  # said once, in order
         self._quiet = False
         self.printing = True  # diagnose() turns it off
 
     # Events.
 
-    def handle(self, found: Found, snapshots: Sequence[Snapshot | None]) -> Event:
-        """Do what `on_event` says. Raises NumericsError for "raise"."""
+    def handle(self, found: Found, restore: Sequence[Callable[[], None]] = ()) -> Event:
+        """Do what `on_event` says: raises NumericsError for "raise". `restore` gives buffers their values from before."""
         event = found.event
         report = self._build(found)
         if event.benign:
@@ -75,18 +75,22 @@ class Responder:
         if self._quiet:
             return event
         if callable(self._on_event):
-            self.handing_over = True
-            self._on_event(event)
-            self.handing_over = False
+            self.busy = True
+            try:
+                self._on_event(event)
+            except BaseException as error:
+                self.user_error = error
+                raise
+            finally:
+                self.busy = False
         elif self._on_event == "raise":
             raise NumericsError(f"{type(self._recorder).__name__}: {report.verdict}", report.hint, report)
         else:
             warnings.warn(f"mldebug: {report.verdict}\nhint: {report.hint}", NumericsWarning, stacklevel=2)
             if self._on_event == "skip":
                 self._drop = "yes"
-                for snapshot in snapshots:
-                    if snapshot is not None:
-                        snapshot.restore_buffers()
+                for give_back in restore:
+                    give_back()
         return event
 
     @contextlib.contextmanager
@@ -196,7 +200,11 @@ class Responder:
         if self._lines is not None:
             self._lines.write("step", row)
         if self._on_step is not None:
-            self._on_step(row["step"], {key: row[key] for key in ("loss", "grad_norm", "absmax") if key in row})
+            try:
+                self._on_step(row["step"], {key: row[key] for key in ("loss", "grad_norm", "absmax") if key in row})
+            except BaseException as error:
+                self.user_error = error
+                raise
 
     def _build(self, found: Found | None) -> NumericsReport:
         recorder = self._recorder

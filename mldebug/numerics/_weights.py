@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from mldebug.numerics._event import Role
 from mldebug.numerics._records import Site, Watched
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class BadBuffer(NamedTuple):
-    """A buffer that holds NaN or inf: whose, which, since which step (`initial`: before the first forward)."""
+    """A buffer that held NaN or inf when it was first seen: whose, which, in which step."""
 
     owner: Watched
     name: str
     dtype: torch.dtype
     kind: str
     step: int
-    initial: bool
 
 
-class _Cast(NamedTuple):
+@dataclass
+class _Cast:
     """The tensors to measure, worked out once: walking hundreds of modules in Python costs as much as measuring."""
 
     dicts: list[dict[str, Any]]  # the modules' own tables of parameters and buffers
@@ -44,8 +44,10 @@ class _Cast(NamedTuple):
     odd: list[tuple[Watched, str, Tensor, Role]]  # taken apart at each pass
     parameters: list[Tensor]
     buffers: list[Tensor]
+    fresh: bool = True  # not measured yet
 
 
+_version = operator.attrgetter("_version")
 _kind = operator.attrgetter("dtype", "device")
 
 
@@ -56,7 +58,10 @@ class Weights:
         self._memory = memory
         self._owners: dict[int, tuple[Watched, weakref.ref[nn.Module]]] = {}
         self._matches: dict[int, bool] = {}  # id(optimizer) -> whether it holds one of our parameters
-        self._aside: dict[int, weakref.ref[Tensor]] = {}  # known to be bad: not measured again
+        self._aside: set[str] = set()  # dotted names known to be bad: not measured again
+        self._seen: set[str] = set()  # dotted names measured before
+        self.new_names: frozenset[str] = frozenset()  # those of the last pass that were not
+        self._versions = 0  # sum of the parameters' version counters at the last pass
         self._cast: _Cast | None = None
         self.bad_buffers: dict[str, BadBuffer] = {}  # by dotted name: no event by themselves
         self.due = True  # to be measured at the next root forward
@@ -106,6 +111,11 @@ class Weights:
         self.due = False
         self.passes += 1
         cast = self._current()
+        self._versions = sum(map(_version, cast.parameters))
+        names = frozenset(join_name(watched.name, name) for watched, name, _, _ in cast.entries) if cast.fresh else None
+        self.new_names = frozenset() if names is None else names - self._seen
+        self._seen |= self.new_names
+        cast.fresh = False
         start = self._memory.sequence
         self._memory.record_all(cast.strict, strict=True)
         self._memory.record_all(cast.lenient, strict=False)
@@ -139,23 +149,16 @@ class Weights:
         entries = self._current().entries
         return next((tensor for watched, key, tensor, _ in entries if join_name(watched.name, key) == name), None)
 
-    def is_statistic(self, site: Site) -> bool:
-        """Whether this buffer is a norm's running statistics: they poison every later evaluation, in silence."""
-        module = None if site.owner is None else site.owner.ref()
-        return isinstance(module, _NormBase) and self.passes > 1
-
     def remember_buffer(self, site: Site, stats: Stats, step: int) -> None:
-        """A bad buffer counts only if something bad follows from it; until then it is set aside."""
+        """A buffer that was never good counts only if something bad follows from it; until then it is set aside."""
         assert site.owner is not None
         kind = "nan" if stats.has_nan else "inf"
-        self.bad_buffers[full_name(site)] = BadBuffer(site.owner, site.path, site.dtype, kind, step, self.passes <= 1)
+        self.bad_buffers[full_name(site)] = BadBuffer(site.owner, site.path, site.dtype, kind, step)
         self.set_aside(full_name(site))
 
     def set_aside(self, name: str) -> None:
         """Do not report this parameter or buffer again: it is known to be bad."""
-        for watched, key, tensor, _ in self._current().entries:
-            if join_name(watched.name, key) == name:
-                self._aside[id(tensor)] = weakref.ref(tensor)
+        self._aside.add(name)
         self._cast = None
 
     def buffer_versions(self) -> dict[int, int]:
@@ -168,6 +171,9 @@ class Weights:
             values = itertools.chain.from_iterable(map(dict.values, cast.dicts))
             if list(map(id, values)) != cast.ids or list(map(_kind, cast.tensors)) != cast.kinds:
                 self._cast = None
+                self.due = True
+            elif sum(map(_version, cast.parameters)) != self._versions:
+                self.due = True  # stepped by something that is no torch optimizer
 
     def _current(self) -> _Cast:
         if self._cast is None:
@@ -176,7 +182,8 @@ class Weights:
 
     def _build(self) -> _Cast:
         owners = [(watched, module) for watched, ref in self._owners.values() if (module := ref()) is not None]
-        dicts = [table for _, module in owners for table in (module._parameters, module._buffers)]
+        tables = [table for _, module in owners for table in (module._parameters, module._buffers)]
+        dicts = [table for table in tables if isinstance(table, dict)]  # a scripted module has tables of another kind
         entries: dict[int, tuple[Watched, str, Tensor, Role]] = {}
         roles: tuple[Role, Role] = ("parameter", "buffer")
         for role in roles:
@@ -190,8 +197,7 @@ class Weights:
         odd: list[tuple[Watched, str, Tensor, Role]] = []
         for entry in entries.values():
             watched, name, tensor, role = entry
-            aside = self._aside.get(id(tensor))
-            if watched.muted or (aside is not None and aside() is tensor) or tensor.is_meta or not tensor.numel():
+            if watched.muted or join_name(watched.name, name) in self._aside or tensor.is_meta or not tensor.numel():
                 continue
             if is_plain(tensor):
                 site = watched.site(name, tensor.dtype, role)
