@@ -40,8 +40,10 @@ def diagnose(model: nn.Module, step: Callable[[int], Any], steps: int, **options
 
         report = mldebug.diagnose(model, step, steps=100); print(report.text())
     """
-    if steps < 1:
+    if not isinstance(steps, int) or steps < 1:
         raise UsageError(f"steps is {steps}", "run at least one step: diagnose(model, step, steps=10)")
+    if "on_event" in options:
+        raise UsageError("diagnose() has no on_event", "it returns the report; use DebugUnderflowOverflow to act on it")
     recorder = DebugUnderflowOverflow(model, on_event="raise", **options)
     recorder.quiet()
     try:
@@ -49,6 +51,8 @@ def diagnose(model: nn.Module, step: Callable[[int], Any], steps: int, **options
             recorder.set_step(i)
             if _one_step(recorder, step, i):
                 break
+        else:
+            recorder.set_step(steps)
         return recorder.report
     except NumericsError as error:
         if error.report is None:
@@ -88,6 +92,7 @@ def watch_script(argv: list[str], *, module: bool = False, **options: Any) -> Nu
         watch_script(["train.py", "--lr", "1e-3"])
     """
     recorder = DebugUnderflowOverflow(None, **options)
+    recorder.quiet(warnings=False)  # the report is the caller's to show
     try:
         with recorder:
             run_script(argv, module=module)

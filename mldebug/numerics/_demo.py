@@ -29,6 +29,8 @@ def run_demo(progress: Callable[[str], None] | None = None) -> NumericsReport:
 
     `progress` gets a line of text every ten steps: the loss and the abs max of the feed-forward.
 
+    Ctrl-C passes through, with the report of what was seen so far as its attribute `report`.
+
         report = run_demo(print)
         report.event.module  # "encoder.block.0.layer.1.DenseReluDense.wo"
     """
@@ -40,9 +42,11 @@ def run_demo(progress: Callable[[str], None] | None = None) -> NumericsReport:
         recorder = DebugUnderflowOverflow(model)
         recorder.quiet()  # whoever called this prints the report
         try:
-            return _train(model, words, recorder, tell)
-        finally:
-            recorder.remove()
+            with recorder:
+                return _train(model, words, recorder, tell)
+        except KeyboardInterrupt as stopped:
+            stopped.report = recorder.report  # type: ignore[attr-defined]
+            raise
 
 
 def _train(

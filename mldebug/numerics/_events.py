@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +34,7 @@ class Events:
         step = call.step
         if full_name(site) not in call.new_names:
             # Good at the pass before: the step between the two made it.
-            step = max(call.step - 1, 0)
+            step = call.step if call.same_step else max(call.step - 1, 0)
             phase = "forward" if site.role == "buffer" else self._phase_of_update(step)
         name = full_name(site)
         return self._make(site.owner, site.role, site.path, stats, call, site.dtype, phase=phase, step=step, param=name)
@@ -81,6 +82,16 @@ class Events:
             benign=norms.scaled and kind != "underflow",
             rank=world().rank,
         )
+
+    def nearest_to_the_loss(self, event: Event) -> Event:
+        """Of the parameters that bad gradients spoiled, the last of the model: backward came to it first."""
+        norms = self._recorder.gradients.of(event.step)
+        bad = None if norms is None else norms.bad()
+        if bad is None:
+            return event
+        owner, name, _ = bad
+        param = join_name(owner.name, name)
+        return replace(event, module=owner.name, module_class=owner.cls, name=name, param=param)
 
     def _phase_of_update(self, step: int) -> Phase:
         norms = self._recorder.gradients.of(step)

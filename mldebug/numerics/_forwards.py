@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from mldebug.numerics._event import Role
 from mldebug.numerics._frames import Frames
 from mldebug.numerics._records import Call, Site, Watched
 from mldebug.numerics._replay import NotReplayable, Snapshot, changing_buffers, check_model
+from mldebug.numerics._respond import say
 from mldebug.numerics._tensors import is_plain, leaves, parts, tracing_now
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class Forwards:
         """A watched module is about to run."""
         call = self.call
         if call is not None:
+            if call.thread != threading.get_ident():
+                return
             if self.live is not None and not call.paused:
                 self.live.enter(watched, args, get_kwargs())
                 if self.replaying or watched is not call.watched:
@@ -71,8 +75,8 @@ class Forwards:
     ) -> None:
         """A watched module has run: measure what it returned."""
         call = self.call
-        if call is None:
-            return
+        if call is None or call.thread != threading.get_ident():
+            return  # another thread's forward is under way; one at a time is followed
         if self.live is not None:
             if not call.paused:
                 self._leave_live(self.live, call, watched, module, args, kwargs, output)
@@ -122,7 +126,11 @@ class Forwards:
         self._record(None, value, name, role)
         if self.call is None and self._memory.sequence > first:
             if not self.unread:
-                self.unread.append(self._new_call(self._recorder.outside(), first))
+                outside = self._new_call(self._recorder.outside(), first)
+                outside.batch = max(outside.batch - 1, 0)  # it belongs to the forward that has just run
+                outside.finished = True
+                self.unread.append(outside)
+                self._memory.calls.append(outside)
             call = self.unread[-1]
             call.end = self._memory.sequence
             self._memory.publish(call.first, call.end)
@@ -135,7 +143,7 @@ class Forwards:
     def close_stale(self) -> None:
         """Close a call that has ended without telling: its forward raised, or only a compiled part of it was called."""
         call = self.call
-        if call is not None and not self.replaying:
+        if call is not None and not self.replaying and call.thread == threading.get_ident():
             module = call.watched.ref()
             if call.implicit or module is None or not _hub.running_now(module, skip=0):
                 self.close(call)
@@ -166,8 +174,7 @@ class Forwards:
         self, watched: Watched, module: nn.Module, args: tuple[Any, ...], get_kwargs: Callable[[], dict[str, Any]]
     ) -> None:
         recorder = self._recorder
-        if self.unread:
-            recorder.poll(wait=recorder.check != "async")
+        recorder.poll(wait=recorder.check != "async")
         call = self._new_call(watched, self._memory.sequence)
         call.wrapped = watched.wrapper
         call.paused = tracing_now()
@@ -181,7 +188,8 @@ class Forwards:
         bad_weights = False
         self._weights.refresh()
         if self._weights.due:
-            call.params_first, call.first = self._weights.measure()
+            call.same_step = self._weights.last_step == call.step
+            call.params_first, call.first = self._weights.measure(call.step)
             call.new_names = self._weights.new_names
             if call.new_names or recorder.check == "each":
                 bad_weights = self._weights.first_look(call.params_first, call.first)
@@ -196,7 +204,7 @@ class Forwards:
             recorder.poll()
             self.call = call
         if self.batches in recorder.trace_batch_nums:
-            self.live = self.new_frames(print)
+            self.live = self.new_frames(say)
         elif recorder.check == "each":
             self.live = self.new_frames()
         if self.live is not None:
@@ -212,6 +220,7 @@ class Forwards:
             training=module.training if module is not None else True,
             grad=torch.is_grad_enabled(),
             first=first,
+            thread=threading.get_ident(),
         )
 
     def _take_snapshot(self, call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

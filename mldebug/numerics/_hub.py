@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 TABLE: dict[int, Watched] = {}  # id(module) -> how it is watched; an entry goes when its module dies
 RECORDERS: list[DebugUnderflowOverflow] = []
-_IGNORED: dict[int, weakref.ref[nn.Module]] = {}
+_IGNORED: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # strangers; whether met inside a watched forward
+# The recorder and thread of a replay under way: nobody else takes its module calls for a real forward.
+replaying: tuple[DebugUnderflowOverflow, int] | None = None
 _undo: list[Callable[[], None]] = []
 _is_compiling = torch.compiler.is_compiling
 
@@ -70,8 +73,7 @@ def watch(recorder: DebugUnderflowOverflow, module: nn.Module, name: str, root: 
         watched = watched.next
     entry = Watched(recorder, module, name, root)
     entry.next = TABLE.get(key)
-    if entry.next is None:
-        weakref.finalize(module, TABLE.pop, key, None).atexit = False
+    recorder.when_dead(module, TABLE.pop, key, None)
     TABLE[key] = entry
     _IGNORED.pop(key, None)
     return entry
@@ -150,13 +152,14 @@ def _before_forward(module: nn.Module, args: Any) -> None:
         return
     watched = TABLE.get(id(module))
     if watched is None:
-        if id(module) in _IGNORED:
+        ignored = _IGNORED.get(id(module))
+        if ignored is not None and (ignored[1] or not _inside()):
             return
         watched = _unknown(module)
     while watched is not None:
         forwards = watched.forwards
         call = forwards.call
-        if call is None or forwards.live is not None or watched is call.watched:
+        if (call is None or forwards.live is not None or watched is call.watched) and _may(watched):
             forwards.enter(watched, module, args, _kwargs_of_caller)
         watched = watched.next
 
@@ -167,8 +170,19 @@ def _after_forward(module: nn.Module, args: Any, kwargs: dict[str, Any], output:
         return
     watched = TABLE.get(id(module))
     while watched is not None:
-        watched.forwards.leave(watched, module, args, kwargs, output)
+        if replaying is None or _may(watched):
+            watched.forwards.leave(watched, module, args, kwargs, output)
         watched = watched.next
+
+
+def _may(watched: Watched) -> bool:
+    """Not while another recorder, or another thread, has a replay under way."""
+    return replaying is None or (replaying[0] is watched.recorder and replaying[1] == threading.get_ident())
+
+
+def _inside() -> bool:
+    """Whether a watched forward is under way."""
+    return any(recorder.forwards.call is not None for recorder in RECORDERS)
 
 
 def _kwargs_of_caller() -> dict[str, Any]:
@@ -213,16 +227,30 @@ def _unknown(module: nn.Module) -> Watched | None:
         if found is not None:
             return found
     key = id(module)
-    _IGNORED[key] = weakref.ref(module, lambda _: _IGNORED.pop(key, None))
+    _IGNORED[key] = weakref.ref(module, lambda _: _IGNORED.pop(key, None)), _inside()
     return None
 
 
 # Where flags are read before the weights can be changed.
 
 
-def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     for recorder in list(RECORDERS):
         recorder.before_step(optimizer)
+    # A closure runs forward and backward inside the step: the verdict is read again when it returns.
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if not callable(closure):
+        return None
+
+    def watched_closure() -> Any:
+        loss = closure()
+        for recorder in list(RECORDERS):
+            recorder.before_step(optimizer)
+        return loss
+
+    if len(args) > 1:
+        return (args[0], watched_closure, *args[2:]), kwargs
+    return args, {**kwargs, "closure": watched_closure}
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

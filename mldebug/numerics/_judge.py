@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from mldebug.numerics import _hub
 from mldebug.numerics._event import Event
 from mldebug.numerics._events import Events
 from mldebug.numerics._frames import PREFIX, Frames
@@ -29,6 +31,7 @@ class Found:
     frames: list[str]
     source: str
     reason: str = ""
+    bad_weights: Sequence[str] = ()  # with the event of a parameter or buffer: all that are bad now
 
 
 class _Stop(BaseException):
@@ -113,9 +116,14 @@ class Judge:
         event = self._events.from_record(site, stats, call)
         frames, reason = self._replay(call)
         if site.role in ("parameter", "buffer"):
+            weights = [n for n in range(call.start, call.first) if memory.holds(n)]
+            names = [full_name(memory.site(n)) for n in memory.bad(weights)]
+            if event.phase == "backward":
+                event = self._events.nearest_to_the_loss(event)
             if frames is None or frames.finding is None:
-                return Found(event, self.ring_frames(call, number), "ring", reason or "it was found before the forward")
-            return Found(event, list(frames.texts), "replay")
+                reason = reason or "it was found before the forward"
+                return Found(event, self.ring_frames(call, number), "ring", reason, names)
+            return Found(event, list(frames.texts), "replay", "", names)
         if frames is None or frames.finding is None or frames.finding.role == "parameter":
             if frames is not None:
                 showed = frames.finding is not None
@@ -195,6 +203,7 @@ class Judge:
         forwards, snapshot = self._recorder.forwards, call.snapshot
         assert snapshot is not None
         saved = forwards.call, forwards.live
+        _hub.replaying = (self._recorder, threading.get_ident())
         forwards.replaying = True
         forwards.call, forwards.live = replace(call, snapshot=None, paused=False), frames
         try:
@@ -208,6 +217,7 @@ class Judge:
         except Exception as error:
             return f"{type(error).__name__}: {error}"[:200]
         finally:
+            _hub.replaying = None
             forwards.replaying = False
             forwards.call, forwards.live = saved
             self._recorder.memory.forget_last()

@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from mldebug.core.errors import UsageError
 from mldebug.core.report import jsonable
@@ -27,18 +27,27 @@ class LinesFile:
         target = Path(path)
         if here.world_size > 1:
             target = target.with_name(f"{target.stem}.rank{here.rank}{target.suffix}")
-        try:
-            self._file = open(target, "w", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise UsageError(
-                f"cannot write {target}: {(error.strerror or str(error)).lower()}", "give a path in an existing folder"
-            ) from error
         self._path = target
         self._failed = False
+        self._pid = os.getpid()
+        self._file = self._opened("w")
+
+    def open(self) -> None:
+        """Go on after close()."""
+        if self._file.closed:
+            self._file = self._opened("a")
+
+    def _opened(self, mode: Literal["w", "a"]) -> TextIO:
+        try:
+            return open(self._path, mode, encoding="utf-8")
+        except (OSError, TypeError) as error:
+            what = getattr(error, "strerror", None) or str(error)
+            hint = "give a path in an existing folder"
+            raise UsageError(f"cannot write {self._path}: {what.lower()}", hint) from error
 
     def write(self, kind: str, row: dict[str, Any]) -> None:
-        if self._failed or self._file.closed:
-            return
+        if self._failed or self._file.closed or os.getpid() != self._pid:
+            return  # a forked child does not write into its parent's file
         try:
             self._file.write(json.dumps(jsonable({"kind": kind, **row}), allow_nan=False) + "\n")
             self._file.flush()

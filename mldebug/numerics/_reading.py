@@ -14,7 +14,7 @@ def read(event: Event, history: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """(one paragraph, hint): what happened, what was seen before it, and the next thing to do."""
     sentences = [_opening(event)]
     if event.role in ("output", "loss") and event.kind == "inf" and event.absmax:
-        sentences.append(f"The largest value that still fits beside it is {event.absmax:.2e}.")
+        sentences.append(f"The largest finite value in that tensor is {event.absmax:.2e}.")
     if not event.training and event.role != "parameter":
         sentences.append("The model was in eval mode.")
     sentences += _before(event, history)
@@ -36,8 +36,8 @@ def _opening(event: Event) -> str:
         return f"The parameter {event.param} is {event.kind} before the first forward: it was initialised or loaded so."
     if event.role == "parameter" and event.phase == "backward":
         return (
-            f"The parameter {event.param} became {event.kind} in the optimizer step {event.step}, "
-            "whose gradients were not finite: it began in backward."
+            f"Parameters became {event.kind} in the optimizer step {event.step}: their gradients were not finite, the "
+            f"forward was. Of these {event.param} is the nearest to the loss, so it began there in backward or later."
         )
     if event.role == "parameter":
         return (
@@ -60,8 +60,9 @@ def _opening(event: Event) -> str:
     if event.role == "gradient":
         return f"The gradient of {event.param} is {event.kind}; the forward was finite: it began in backward."
     if event.module is None:
+        what = "loss" if event.name == "loss" else f"{event.role} {event.name}"
         return (
-            f"The {event.role} {event.name} is {event.kind}, and every module output before it was finite: "
+            f"The {what} is {event.kind}, and every module output before it was finite: "
             "it was made by code outside any module."
         )
     if event.kind == "inf":
@@ -92,8 +93,11 @@ def _hint(event: Event) -> str:
         return "look at this batch: check the data set for nan/inf and the preprocessing for divisions and logs"
     if event.role == "parameter" and event.phase == "init":
         return "check the checkpoint and the initialisation of this parameter (torch.empty leaves garbage)"
-    if event.role == "gradient":
-        return "look for sqrt(0), x/0 or log(0) under a torch.where or a mask: their gradients are not finite"
+    if event.phase == "backward":
+        return (
+            "look for sqrt(0), x/0 or log(0) under a torch.where or a mask: their gradients are not finite; "
+            "torch.autograd.detect_anomaly() names the line"
+        )
     if event.role == "parameter":
         return "lower the learning rate, clip gradients, and look at the optimizer's eps in this dtype"
     if event.role == "buffer":

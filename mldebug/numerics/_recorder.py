@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +23,7 @@ from mldebug.numerics._judge import Found, Judge
 from mldebug.numerics._memory import Memory
 from mldebug.numerics._records import Call, Watched
 from mldebug.numerics._report import NumericsError, NumericsReport
-from mldebug.numerics._respond import Responder
+from mldebug.numerics._respond import Responder, warn
 from mldebug.numerics._weights import Weights
 
 CheckMode = Literal["step", "async", "each"]
@@ -67,17 +66,17 @@ class DebugUnderflowOverflow(Scope):
         *,
         check: CheckMode = "step",
         on_event: OnEvent = "raise",
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
         on_step: Callable[[int, dict[str, float]], None] | None = None,
         output: str | os.PathLike[str] | None = None,
     ) -> None:
-        _check_arguments(model, max_frames_to_save, check, on_event)
+        _check_arguments(model, max_frames_to_save, check, on_event, on_step, abort_after_batch_num)
         self.max_frames_to_save = max_frames_to_save
-        self.trace_batch_nums = frozenset(trace_batch_nums or ())
+        self.trace_batch_nums = _batches(trace_batch_nums)
         self.abort_after_batch_num = abort_after_batch_num
         self.check = check
-        self.include, self.exclude = tuple(include), tuple(exclude)
+        self.include, self.exclude = _patterns("include", include), _patterns("exclude", exclude)
 
         self.step = 0  # optimizer steps, skipped ones included
         self.memory = Memory()
@@ -95,8 +94,7 @@ class DebugUnderflowOverflow(Scope):
         self._respond = Responder(self, on_event, on_step, output)
         model = getattr(model, "_orig_mod", model) if type(model).__name__ == "OptimizedModule" else model
         self._model = None if model is None else weakref.ref(model)
-        if model is not None:
-            weakref.finalize(model, self.remove).atexit = False
+        self._finalizers: list[weakref.finalize[..., Any]] = []
         self.attached = False
         self._attach()
 
@@ -120,11 +118,15 @@ class DebugUnderflowOverflow(Scope):
 
     def remove(self) -> None:
         """Take the recorder off: no hook, patch or filter of it is left. Safe to call twice."""
+        if not self.attached:
+            return
         self.attached = False
         _hub.detach(self)
-        self.forwards.call = self.forwards.live = None
-        self.forwards.unread.clear()
-        self._respond.finish()
+        while self._finalizers:
+            self._finalizers.pop().detach()
+        with self._respond.never_raise(None):
+            self.settle()  # what is still pending is in the report
+        self.forwards.live = None
         self._respond.close()
         self.weights.release()
 
@@ -221,7 +223,7 @@ class DebugUnderflowOverflow(Scope):
         if key not in self._step_counts:
             # One made later takes part from here on: in the step just made if no forward was run since, else in a new.
             self._step_counts[key] = self.step - (self.step > 0 and not self.forwards.micro_batch)
-            weakref.finalize(optimizer, self._step_counts.pop, key, None).atexit = False
+            self.when_dead(optimizer, self._step_counts.pop, key, None)
         count = self._step_counts[key] = self._step_counts[key] + 1
         self.forwards.micro_batch = 0
         if count > self.step and not self._step_is_given:
@@ -246,9 +248,10 @@ class DebugUnderflowOverflow(Scope):
         """Add a note to the report, once."""
         self._respond.notes[text] = None
 
-    def quiet(self) -> None:
-        """Print nothing by itself."""
+    def quiet(self, warnings: bool = True) -> None:
+        """Print no reports by itself, and with `warnings` give none."""
         self._respond.printing = False
+        self._respond.warning = not warnings
 
     def batch_begins(self) -> None:
         self._respond.batch_begins()
@@ -275,12 +278,13 @@ class DebugUnderflowOverflow(Scope):
     def adopt(self, module: nn.Module) -> Watched | None:
         """A module met for the first time: one added to a root since, or (watching all roots) a new root."""
         call = self.forwards.call
-        if call is not None:
-            root = call.watched.root()
-            for name, child in root.named_modules() if root is not None else ():
-                if child is module:
-                    return self._watch(child, name, root)  # type: ignore[arg-type]
-            return None
+        root = None if call is None else call.watched.root()
+        if call is not None and root is not None:
+            if call.names is None:  # one walk a forward, however many modules are new
+                call.names = {id(child): name for name, child in root.named_modules()}
+            name = call.names.get(id(module))
+            if name is not None:
+                return self._watch(module, name, root)
         if self._adopt_all and not isinstance(module, torch.fx.GraphModule):
             self._add_root(module)
             return _hub.find(self, module)
@@ -293,8 +297,16 @@ class DebugUnderflowOverflow(Scope):
         return _hub.find(self, module) or Watched(self, module, "", module)
 
     def is_root(self, watched: Watched) -> bool:
-        module = watched.ref()
+        return self.is_root_module(watched.ref())
+
+    def is_root_module(self, module: nn.Module | None) -> bool:
         return any(ref() is module for ref in self._roots)
+
+    def when_dead(self, thing: object, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function when a module or optimizer dies, as long as the recorder is attached."""
+        finalizer = weakref.finalize(thing, function, *args)
+        finalizer.atexit = False
+        self._finalizers.append(finalizer)
 
     def guard(self, function: Callable[..., Any], *args: Any) -> None:
         """Call one of our own functions: its failure is a warning."""
@@ -311,24 +323,29 @@ class DebugUnderflowOverflow(Scope):
         """Our own failure is a warning, said once, and not the end of the run."""
         if not self._broken:
             self._broken = True
-            warnings.warn(
-                f"mldebug: the recorder could not measure a tensor ({type(error).__name__}: {error}); it goes on\n"
-                "hint: some values may be missing from its report; please report this",
-                stacklevel=3,
+            what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            warn(
+                f"mldebug: the recorder could not measure a tensor ({what}); it goes on\n"
+                "hint: some values may be missing from its report; please report this"
             )
 
     def _attach(self) -> None:
         if self.attached:
             return
         self.attached = True
+        self._respond.begin()
         _hub.attach(self)
         model = self._model() if self._model is not None else None
         if model is not None:
+            self.when_dead(model, self.remove)
             self._add_root(model)
 
     def _add_root(self, module: nn.Module) -> None:
         self._roots.append(weakref.ref(module))
-        weakref.finalize(module, self.weights.release).atexit = False
+        self.when_dead(module, self.weights.release)
+        for other in _hub.RECORDERS:
+            if other._adopt_all and other is not self and not other.is_root_module(module):
+                other._add_root(module)  # the command watches what the script's own recorder watches
         for name, child in module.named_modules():
             self._watch(child, name, module)
 
@@ -343,15 +360,35 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _check_arguments(model: Any, max_frames: int, check: str, on_event: Any) -> None:
+def _check_arguments(model: Any, max_frames: Any, check: Any, on_event: Any, on_step: Any, abort: Any) -> None:
     if model is not None and not isinstance(model, nn.Module):
         raise UsageError(
             f"DebugUnderflowOverflow needs a torch.nn.Module, got {type(model).__name__}",
             hint="pass the model itself: DebugUnderflowOverflow(model)",
         )
-    if max_frames < 1:
-        raise UsageError(f"max_frames_to_save is {max_frames}, it must be at least 1", hint="the default is 21")
+    if not isinstance(max_frames, int) or max_frames < 1:
+        raise UsageError(
+            f"max_frames_to_save is {max_frames}, it must be a whole number of at least 1", hint="the default is 21"
+        )
     if check not in ("step", "async", "each"):
         raise UsageError(f"check is {check!r}", hint='use "step", "async" or "each"')
+    if abort is not None and not isinstance(abort, int):
+        raise UsageError(f"abort_after_batch_num is {abort!r}", hint="give a batch number, counted from 0")
+    if on_step is not None and not callable(on_step):
+        raise UsageError(f"on_step is {on_step!r}", hint="give a function of the step and its numbers")
     if not callable(on_event) and on_event not in ("raise", "warn", "skip"):
         raise UsageError(f"on_event is {on_event!r}", hint='use "raise", "warn", "skip" or a function of the Event')
+
+
+def _patterns(name: str, value: Any) -> tuple[str, ...]:
+    patterns = (value,) if isinstance(value, str) else tuple(value or ())
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise UsageError(f"{name} is {value!r}", hint=f'give patterns of module names: {name}=["encoder.*"]')
+    return patterns
+
+
+def _batches(value: Any) -> frozenset[int]:
+    try:
+        return frozenset(int(number) for number in value or ())
+    except (TypeError, ValueError):
+        raise UsageError(f"trace_batch_nums is {value!r}", hint="give batch numbers: trace_batch_nums=[1, 3]") from None

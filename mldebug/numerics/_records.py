@@ -86,6 +86,8 @@ class Call:
     replay_reason: str = ""  # why there is no snapshot
     new_names: frozenset[str] = frozenset()  # parameters and buffers measured for the first time at its entry
     thread: int = 0
+    names: dict[int, str] | None = None  # id -> name of the root's modules, if a stranger was met
+    same_step: bool = False  # its parameter pass is not the first one of this step
     buffers: dict[int, int] = field(default_factory=dict)  # version by id at entry
 
     @property

@@ -45,7 +45,7 @@ class Snapshot:
         self.args = tuple(self._hold(value, f"input[{i}]") for i, value in enumerate(args))
         self.kwargs = {key: self._hold(value, f"input.{key}") for key, value in kwargs.items()}
         self._params = params
-        self._param_versions = _versions(params)
+        self._params_version = versions(params)
         self._all_buffers = buffers
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in changing]
         if self._bytes + sum(b.nbytes for b in changing) > MAX_BYTES:
@@ -96,7 +96,7 @@ class Snapshot:
         for path, value, fingerprint in self._objects:
             if _fingerprint(value) != fingerprint:
                 return f"{path} ({type(value).__name__}) was changed by the forward"
-        if _versions(self._params) != self._param_versions:
+        if versions(self._params) != self._params_version:
             return "the weights have changed since"
         return ""
 
@@ -202,7 +202,7 @@ def changing_buffers(modules: Sequence[nn.Module], known: set[int] | None) -> li
     return found
 
 
-def _versions(tensors: Sequence[Tensor]) -> int:
+def versions(tensors: Sequence[Tensor]) -> int:
     try:
         return sum(map(_version, tensors))
     except RuntimeError:  # inference tensors have no counter

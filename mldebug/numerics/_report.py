@@ -71,9 +71,16 @@ class NumericsReport(Report):
     def verdict(self) -> str:
         """The answer in one line."""
         event = self.event
+        if event is None and not self.batches:
+            return "no model was called in this process: nothing was watched"
         if event is None:
             return f"no nan, no inf in {self.batches} forward passes, {self.steps} steps"
         rank = f", rank {event.rank}" if event.rank else ""
+        if event.role == "input" and " of " in event.name:
+            seen = "nan made" if event.kind == "nan" else "inf made"
+            return f"{seen} by the code of {event.where}, seen as {event.name}, step {event.step}, forward{rank}"
+        if event.role == "input" and event.module == "":
+            return f"{event.kind} in the model's {event.name}, step {event.step}, {event.phase}{rank}"
         place = f", {event.where}" if event.module is None else f" of {event.where}"
         return f"{event.kind} in the {_what(event)}{place}, step {event.step}, {event.phase}{rank}"
 
@@ -91,7 +98,7 @@ class NumericsReport(Report):
             lines += ["", *textwrap.wrap(self.reading, width)]
         if self.hint:
             lines += textwrap.wrap(f"hint: {self.hint}", width, subsequent_indent="      ")
-        if self.frames:
+        if self.frames and not (self.event is None and self.frames_from == "live"):  # those were printed as they ran
             lines += ["", self.frames_text().rstrip()]
         if self.history:
             lines += ["", *_history_table(self.history[-_RECENT:])]
@@ -108,7 +115,8 @@ class NumericsReport(Report):
             "": "",
             "ring": f"(outputs only, as recorded; not replayable: {self.not_replayed})\n",
         }[self.frames_from]
-        head = f"Detected inf/nan during batch_number={batch}\nLast {len(self.frames)} forward frames:\n"
+        first = f"Detected inf/nan during batch_number={batch}\n" if self.event is not None else ""
+        head = f"{first}Last {len(self.frames)} forward frames:\n"
         body = "\n".join(self.frames).lstrip("\n")
         return f"{head}{source}{COLUMNS}\n{body}\n"
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mldebug.core.report import write
+from mldebug.core.world import world
 from mldebug.numerics._event import Event
 from mldebug.numerics._history import History, place_of
 from mldebug.numerics._output import LinesFile
@@ -46,17 +50,18 @@ class Responder:
         self._near: dict[str, str] = {}  # place -> note
         self._frames: list[str] = []  # of the last live batch, or of a forward that did not return
         self._frames_from = self._why_ring = ""
-        self._drop = ""  # "yes": the next optimizer step is the bad batch's; "maybe": another batch came since
+        self._drop = ""  # "yes" from a bad forward until the next one begins
+        self._dropped: set[int] = set()  # steps whose gradients were taken away
         self.busy = False  # the user's own on_event is running
         self.user_error: BaseException | None = None  # what it raised: not our failure
         self.notes: dict[str, None] = {}  # said once, in order
         self._quiet = False
-        self.printing = True  # diagnose() turns it off
+        self.printing = self.warning = True  # diagnose() turns both off, the command the first
 
     # Events.
 
     def handle(self, found: Found, restore: Sequence[Callable[[], None]] = ()) -> Event:
-        """Do what `on_event` says: raises NumericsError for "raise". `restore` gives buffers their values from before."""
+        """Do what `on_event` says; "raise" is a NumericsError. `restore` gives buffers their values from before."""
         event = found.event
         report = self._build(found)
         if event.benign:
@@ -65,13 +70,13 @@ class Responder:
         self._events += 1
         if self._first is None:
             self._first = report
-        if event.param is not None:
-            self._recorder.weights.set_aside(event.param)
-        if self._lines is not None:
+        for name in found.bad_weights:
+            self._recorder.weights.set_aside(name)
+        told = self._events <= _FULL_REPORTS or str(self._events).strip("0") == "1"
+        if told and self._lines is not None:
             self._lines.write_event(report)
-        full = self._events <= _FULL_REPORTS or str(self._events).strip("0") == "1"
-        if self.printing and full:
-            print(f"\n{report.text()}\n", flush=True)
+        if told and self.printing:
+            say(f"\n{report.text()}\n")
         if self._quiet:
             return event
         if callable(self._on_event):
@@ -86,11 +91,12 @@ class Responder:
         elif self._on_event == "raise":
             raise NumericsError(f"{type(self._recorder).__name__}: {report.verdict}", report.hint, report)
         else:
-            warnings.warn(f"mldebug: {report.verdict}\nhint: {report.hint}", NumericsWarning, stacklevel=2)
             if self._on_event == "skip":
                 self._drop = "yes"
                 for give_back in restore:
                     give_back()
+            if told:
+                warn(f"mldebug: {report.verdict}\nhint: {report.hint}")
         return event
 
     @contextlib.contextmanager
@@ -106,25 +112,31 @@ class Responder:
                 exc.add_note(f"mldebug: before this, {self._first.verdict}")
 
     def drop_if_bad(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
-        """on_event="skip": take the gradients of a bad batch away, so that the optimizer has nothing to apply."""
-        if not self._drop:
+        """on_event="skip": take the gradients of a bad batch away, so that the optimizer has nothing to apply.
+
+        A batch is bad if its forward was, or if its gradients are not finite; looking at those waits for backward.
+        """
+        if self._on_event != "skip":
             return
-        drop, self._drop = self._drop, ""
         grads = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        if not grads or (drop == "maybe" and all(bool(torch.isfinite(p.grad).all()) for p in grads)):
+        # With several ranks only what they all see may decide: the gradients, which they have averaged.
+        sure = self._drop == "yes" and world().world_size == 1
+        if not grads or not (sure or not all(bool(torch.isfinite(p.grad).all()) for p in grads)):
             return
         if scaler is not None and scaler.is_enabled():
+            if not sure:
+                return  # inf from the loss scale: the scaler sees it by itself
             # A scaler insists on having looked at gradients before they go.
             state = scaler._per_optimizer_states[id(optimizer)]
             if state["stage"].name == "READY":
                 scaler.unscale_(optimizer)
         for param in grads:
             param.grad = None
+        self._dropped.add(self._recorder.step)
 
     def batch_begins(self) -> None:
         """Another training forward: the script may have skipped the bad batch by itself."""
-        if self._drop:
-            self._drop = "maybe"
+        self._drop = ""
 
     def abort(self, batches: int, last: int) -> None:
         """Stop after a batch, as `abort_after_batch_num` asks."""
@@ -152,17 +164,17 @@ class Responder:
             f"{100 * stats.absmax / limit:.0f}% of what {str(site.dtype).removeprefix('torch.')} can hold ({limit:.4g})"
         )
         self._near[place] = note
-        if self.printing and len(self._near) <= 5:
-            warnings.warn(f"mldebug: {note}\nhint: {_NEAR_HINT}", NumericsWarning, stacklevel=2)
+        if self.warning and len(self._near) <= 5:
+            warn(f"mldebug: {note}\nhint: {_NEAR_HINT}")
 
     def note_underflow(self, owner: Watched, name: str) -> None:
         """A gradient that has underflowed to zero: said once a parameter."""
         note = f"underflow: the gradient of {join_name(owner.name, name)} is all zero in float16, below tiny ones"
         if note not in self.notes:
             self.notes[note] = None
-            if self.printing:
+            if self.warning:
                 hint = "scale the loss (torch.amp.GradScaler) or train in bfloat16"
-                warnings.warn(f"mldebug: {note}\nhint: {hint}", NumericsWarning, stacklevel=2)
+                warn(f"mldebug: {note}\nhint: {hint}")
 
     def step_done(self, step: int) -> None:
         """An optimizer step is over: hand its numbers to `on_step` and to the output file, one step late."""
@@ -184,13 +196,27 @@ class Responder:
 
     def report(self) -> NumericsReport:
         """The report of the run up to now."""
-        return self._first or self._benign or self._build(None)
+        found = self._first or self._benign
+        if found is None:
+            return self._build(None)
+        recorder = self._recorder
+        return replace(found, events=self._events, steps=recorder.step, batches=recorder.batch_number)
 
     def finish(self) -> None:
         """The last steps' numbers."""
         if self._on_step is not None or self._lines is not None:
             for row in self._history.rest():
-                self._tell(row)
+                try:
+                    self._tell(row)
+                except Exception as error:  # on_step, at the end of a run that may be ending for another reason
+                    warn(f"mldebug: on_step failed on step {row['step']}: {type(error).__name__}: {error}")
+
+    def begin(self) -> None:
+        """The recorder is attached, for the first time or again: what it found before is another run's."""
+        self._first = self._benign = None
+        self._events = 0
+        if self._lines is not None:
+            self._lines.open()
 
     def close(self) -> None:
         if self._lines is not None:
@@ -215,6 +241,9 @@ class Responder:
             notes.append(
                 f"activation checkpointing ran {recorder.forwards.recomputed} modules again; not counted twice"
             )
+        if self._dropped:
+            steps = ", ".join(map(str, sorted(self._dropped)[:10]))
+            notes.append(f"the optimizer had nothing to apply in step {steps}: its batch was bad")
         if recorder.weights.bad_buffers:
             names = ", ".join(list(recorder.weights.bad_buffers)[:5])
             notes.append(f"not finite from the start, and not counted unless something follows from it: {names}")
@@ -242,3 +271,26 @@ class Responder:
 
 
 _NEAR_HINT = "scale these values down, or run this module in a wider dtype"
+
+
+def say(text: str) -> None:
+    """Print for people. A closed or full stdout is no reason to lose an event."""
+    with contextlib.suppress(OSError, ValueError):
+        write(text + "\n", sys.stdout)
+
+
+def warn(text: str) -> None:
+    """Warn. Where warnings are errors it goes to stderr instead: the recorder must not break off in the middle."""
+    try:
+        warnings.warn(text, NumericsWarning, stacklevel=_users_frame())
+    except Warning:
+        with contextlib.suppress(OSError, ValueError):
+            write(text + "\n", sys.stderr)
+
+
+def _users_frame() -> int:
+    """The stacklevel of the first caller outside mldebug and torch."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("mldebug", "torch"):
+        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
+    return level - 1

@@ -75,8 +75,17 @@ class Stats(NamedTuple):
         return f"{low} {absmax:8.2e} {name}"
 
 
+_CHUNK = 1 << 24  # elements: the copies that the counts need stay small beside the tensor
+
+
 def full(tensor: Tensor) -> Stats:
     """All statistics of a plain, non-empty tensor. Several passes and a host read: not for the hot path."""
+    if tensor.numel() > _CHUNK:
+        flat = tensor.reshape(-1)
+        rows = [full(flat[start : start + _CHUNK]) for start in range(0, flat.numel(), _CHUNK)]
+        absmin = min(row.absmin if row.absmin == row.absmin else math.inf for row in rows)
+        counts = [sum(column) for column in zip(*(row[3:] for row in rows), strict=True)]
+        return Stats(min(row.lo for row in rows), max(row.hi for row in rows), absmin, *map(int, counts))
     nan = torch.isnan(tensor)
     posinf, neginf = torch.isposinf(tensor), torch.isneginf(tensor)
     finite = torch.where(nan, torch.zeros((), dtype=tensor.dtype, device=tensor.device), tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,29 +12,35 @@ from torch import Tensor
 # The dtypes whose reductions need no preparation.
 PLAIN_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-_MAX_DEPTH = 8
+_MAX_CONTAINERS = 10_000
 
 
-def leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
     """Yield (path, leaf) for every leaf of a nested value, in order.
 
     Goes into tuples, lists, mappings (a ModelOutput is one) and dataclasses. Anything else is a leaf and is yielded
-    as it is: tensors, None, numbers, unknown objects. Paths read like `output[0][1]` and `output.logits`.
+    as it is: tensors, None, numbers, unknown objects. Paths read like `output[0][1]` and `output.logits`. A container
+    that is met again, inside itself or elsewhere, is gone into once.
     """
-    if isinstance(value, Tensor) or value is None or depth >= _MAX_DEPTH:
+    if isinstance(value, Tensor) or value is None:
         yield path, value
-    elif isinstance(value, (tuple, list)):
-        for i, item in enumerate(value):
-            yield from leaves(item, f"{path}[{i}]", depth + 1)
+        return
+    items: Iterable[tuple[str, Any]]
+    if isinstance(value, (tuple, list)):
+        items = ((f"{path}[{i}]", item) for i, item in enumerate(value))
     elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from leaves(item, join(path, key), depth + 1)
+        items = ((join(path, key), item) for key, item in value.items())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            if hasattr(value, field.name):
-                yield from leaves(getattr(value, field.name), f"{path}.{field.name}", depth + 1)
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        items = ((f"{path}.{name}", getattr(value, name)) for name in names)
     else:
         yield path, value
+        return
+    seen = set() if seen is None else seen
+    if id(value) not in seen and len(seen) < _MAX_CONTAINERS:
+        seen.add(id(value))
+        for name, item in items:
+            yield from leaves(item, name, seen)
 
 
 def join(path: str, key: object) -> str:
@@ -48,6 +54,7 @@ def is_plain(tensor: Tensor) -> bool:
         type(tensor) in _PLAIN_TYPES
         and tensor.dtype in PLAIN_DTYPES
         and tensor.layout is torch.strided
+        and not tensor.is_meta
         and not tensor.is_nested
     )
 
@@ -59,7 +66,7 @@ def parts(tensor: Tensor) -> list[Tensor]:
     tensors they say they are made of, complex tensors their real view, float8 a wider copy.
     """
     if is_plain(tensor):
-        return [tensor.detach()] if tensor.numel() and not tensor.is_meta else []
+        return [tensor.detach()] if tensor.numel() else []
     return [part for piece in _unwrap(tensor.detach()) for part in _widen(piece)]
 
 

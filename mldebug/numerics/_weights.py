@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mldebug.numerics._event import Role
 from mldebug.numerics._records import Site, Watched
+from mldebug.numerics._replay import versions
 from mldebug.numerics._stats import Stats
 from mldebug.numerics._tensors import is_plain, parts
 
@@ -47,7 +48,6 @@ class _Cast:
     fresh: bool = True  # not measured yet
 
 
-_version = operator.attrgetter("_version")
 _kind = operator.attrgetter("dtype", "device")
 
 
@@ -66,6 +66,7 @@ class Weights:
         self.bad_buffers: dict[str, BadBuffer] = {}  # by dotted name: no event by themselves
         self.due = True  # to be measured at the next root forward
         self.passes = 0
+        self.last_step = -1  # the step of the last pass
 
     def add(self, watched: Watched, module: nn.Module) -> None:
         self._owners[id(module)] = (watched, weakref.ref(module))
@@ -106,12 +107,13 @@ class Weights:
             weakref.finalize(optimizer, self._matches.pop, key, None).atexit = False
         return self._matches[key] or (alone and not any(self._matches.values()))
 
-    def measure(self) -> tuple[int, int]:
+    def measure(self, step: int) -> tuple[int, int]:
         """Record all parameters and float buffers; returns their range of record numbers."""
         self.due = False
+        self.last_step = step
         self.passes += 1
         cast = self._current()
-        self._versions = sum(map(_version, cast.parameters))
+        self._versions = versions(cast.parameters)
         names = frozenset(join_name(watched.name, name) for watched, name, _, _ in cast.entries) if cast.fresh else None
         self.new_names = frozenset() if names is None else names - self._seen
         self._seen |= self.new_names
@@ -172,7 +174,7 @@ class Weights:
             if list(map(id, values)) != cast.ids or list(map(_kind, cast.tensors)) != cast.kinds:
                 self._cast = None
                 self.due = True
-            elif sum(map(_version, cast.parameters)) != self._versions:
+            elif versions(cast.parameters) != self._versions:
                 self.due = True  # stepped by something that is no torch optimizer
 
     def _current(self) -> _Cast:

@@ -67,6 +67,18 @@ def test_it_is_the_same_each_time_and_leaves_nothing_behind(report: Any, monkeyp
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_ctrl_c_brings_what_was_seen_so_far() -> None:
+    def interrupt(line: str) -> None:
+        if line.startswith("step  10"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run_demo(interrupt)
+    report = stopped.value.report  # type: ignore[attr-defined]
+    assert report.event is None
+    assert report.batches == 11
+
+
 def test_the_end_of_training_is_a_report_without_event(monkeypatch: Any) -> None:
     monkeypatch.setattr(_demo, "_STEPS", 2)
     report = run_demo()
