@@ -95,6 +95,9 @@ class Judge:
         for "missing", and keep inf for "none yet". These are noted.
         """
         memory, weights = self._recorder.memory, self._recorder.weights
+        if memory.early is not None:
+            number = memory.early[0]
+            return number, next((c for c in calls if c.start <= number < c.end), calls[-1])
         for call in calls:
             bad = memory.bad([n for n in range(call.start, call.end) if memory.holds(n)])
             for number in bad:
@@ -112,7 +115,8 @@ class Judge:
     def _explain(self, number: int, call: Call) -> Found:
         """The event behind one bad record."""
         memory = self._recorder.memory
-        site, stats = memory.site(number), memory.stats([number])[0]
+        early = memory.early
+        site, stats = early[1:] if early is not None else (memory.site(number), memory.stats([number])[0])
         event = self._events.from_record(site, stats, call)
         frames, reason = self._replay(call)
         if site.role in ("parameter", "buffer"):
@@ -129,6 +133,8 @@ class Judge:
                 showed = frames.finding is not None
                 reason = "the weights have changed since" if showed else "a replay of this forward did not show it"
             first = next((n for n in self._bad_inputs(call)), number)
+            if early is not None:
+                return Found(event, self.ring_frames(call, number), "ring", reason)
             event = self._events.from_record(memory.site(first), memory.stats([first])[0], call)
             return Found(event, self.ring_frames(call, number), "ring", reason)
         blamed = self._blame(call, frames)

@@ -34,6 +34,7 @@ class Memory:
         self._device = array("h", bytes(2 * SLOTS))  # whose ring holds them, -1 for the host
         self._numel = array("q", bytes(8 * SLOTS))
         self._rings: dict[int, Ring] = {-1: HostRing()}
+        self.early: tuple[int, Site, Stats] | None = None  # an alarm read before its record was overwritten
         self._last: weakref.ref[Tensor] | None = None
         self._last_version = self._last_slot = 0
 
@@ -123,9 +124,12 @@ class Memory:
         alarms = [self._number(pair[0]) for pair in seen if pair and pair[0] >= 0]
         nears = [self._number(pair[1]) for pair in seen if pair and pair[1] >= 0]
         self.unread = self.sequence
+        if self.early is not None:
+            alarms = [self.early[0]]
         return min(alarms, default=None), min(nears, default=None)
 
     def clear_flags(self) -> None:
+        self.early = None
         for ring in self._rings.values():
             ring.clear_flag()
 
@@ -172,8 +176,17 @@ class Memory:
         return newest - ((newest - slot) & _MASK)
 
     def _prepare(self, slot: int) -> None:
+        if self.sequence - self.unread >= SLOTS - 2 * _CHUNK:
+            self._look_early()
         for ring in self._rings.values():
             ring.reset(slot, _CHUNK)
+
+    def _look_early(self) -> None:
+        """One forward is about to fill the whole ring: keep the first alarm before it is overwritten."""
+        self.publish(self.unread, self.sequence)
+        seen = self.flags(wait=True)
+        if self.early is None and seen is not None and seen[0] is not None:
+            self.early = seen[0], self.site(seen[0]), self.stats([seen[0]])[0]
 
     def _add_ring(self, tensor: Tensor) -> Ring:
         ring = self._rings[tensor.get_device()] = ring_for(tensor.device)

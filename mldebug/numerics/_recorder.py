@@ -155,7 +155,6 @@ class DebugUnderflowOverflow(Scope):
         calls, forwards.unread = list(forwards.unread), deque()
         try:
             if alarm is not None or near is not None:
-                self.memory.clear_flags()
                 if near is not None and (alarm is None or near < alarm):
                     self._respond.note_near(near)
                 found = None if alarm is None else self._judge.explain(calls)
@@ -168,6 +167,8 @@ class DebugUnderflowOverflow(Scope):
             self._found = self._found or self._judge.without_replay(calls)
             raise
         finally:
+            if alarm is not None or near is not None:
+                self.memory.clear_flags()
             for call in calls:
                 call.snapshot = None
 

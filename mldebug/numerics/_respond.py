@@ -151,7 +151,6 @@ class Responder:
     def note_near(self, number: int) -> None:
         """A value close to its dtype's limit: said once a place."""
         memory = self._recorder.memory
-        memory.clear_flags()
         if not memory.holds(number):
             return
         site, stats = memory.site(number), memory.stats([number])[0]

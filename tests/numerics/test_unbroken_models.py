@@ -247,3 +247,28 @@ def test_a_transformers_model_with_past_and_dicts() -> None:
         model(input_ids=torch.ones(2, 1, dtype=torch.long), past_key_values=out.past_key_values)
         model(**tokens(), return_dict=False)
     assert recorder.report.event is None
+
+
+@pytest.mark.parametrize("replayable", [True, False])
+def test_a_forward_longer_than_the_ring(replayable: bool) -> None:
+    class Early(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * INF
+
+    class Long(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.early, self.cell = Early(), nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            spoiled = self.early(x)
+            if not replayable:
+                x.add_(0.0)
+            for _ in range(70_000):
+                self.cell(torch.ones(1))
+            return spoiled * 0.0
+
+    model = Long()
+    report = watch(model, lambda: model(torch.ones(2, 3)))
+    agrees(report.event, module="early", kind="inf", role="output")
+    assert report.frames_from == ("replay" if replayable else "ring")
