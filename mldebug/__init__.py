@@ -1,4 +1,4 @@
-"""mldebug finds out why a training run turned to NaN, hangs or is slow.
+"""mldebug finds out where NaN, inf and overflow begin in a training run.
 
     from mldebug import DebugUnderflowOverflow
     DebugUnderflowOverflow(model)  # the run now stops where the first NaN or inf appears

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib
 import json
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from mldebug import __version__
 from mldebug.cli._parser import Parser
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.report import write
 
 # Command -> (module, the trouble it is for, what it does). The module has PARSER, EPILOG,
 # add_arguments(parser) and run(args) -> int.
@@ -38,25 +40,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     try:
-        return _dispatch(arguments, own_process=argv is None)
+        status = _dispatch(arguments, own_process=argv is None)
+        if _is_open(sys.stdout):
+            write("", sys.stdout)  # what is still in the buffer fails here, where it can be said, or not at all
     except MldebugError as exc:
-        print(f"mldebug: {exc}", file=sys.stderr)
+        _complain(f"mldebug: {exc}")
         if as_json:
             error = {"message": exc.message, "hint": exc.hint}
-            print(json.dumps({"schema": 1, "ok": False, "error": error}))
-        return 2 if isinstance(exc, UsageError) else 1
+            with contextlib.suppress(MldebugError, BrokenPipeError):  # it may be stdout that failed
+                write(json.dumps({"schema": 1, "ok": False, "error": error}) + "\n", sys.stdout)
+        status = 2 if isinstance(exc, UsageError) else 1
     except KeyboardInterrupt:
-        print("mldebug: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader went away, as head does. The interpreter must not fail again when it flushes at its end.
+        _complain("mldebug: interrupted")
+        status = 130
+    except BrokenPipeError:  # the reader went away, as head does
+        status = 1
+    if argv is None:
+        _fail_only_once()
+    return status
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(MldebugError, BrokenPipeError):  # there is nowhere else to say it
+        write(f"{text}\n", sys.stderr)
+
+
+def _is_open(stream: object) -> bool:
+    """Whether there is a stream to flush: a script may have closed it, or put a simpler object in its place."""
+    return callable(getattr(stream, "flush", None)) and not getattr(stream, "closed", False)
+
+
+def _fail_only_once() -> None:
+    """The interpreter flushes once more at its end: what could not be written must not fail there again."""
+    try:
+        if _is_open(sys.stdout):
+            sys.stdout.flush()
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
 
 
 def _dispatch(arguments: list[str], own_process: bool) -> int:
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_help())
+        write(_help() + "\n", sys.stdout)
         return 0
     if arguments[0] in ("-V", "--version"):
         return _version(arguments[1:])
@@ -89,22 +116,24 @@ def _parse(parser: Parser, arguments: list[str]) -> argparse.Namespace | int:
 
 def _help() -> str:
     width = max(map(len, COMMANDS)) + 2
-    lines = ["usage: mldebug COMMAND [options]", "", "Find out why a training run turned to NaN, hangs or is slow.", ""]
+    about = "Find out where NaN, inf and overflow begin in a training run."
+    lines = ["usage: mldebug COMMAND [options]", "", about, ""]
     for name, (_module, trouble, summary) in COMMANDS.items():
         lines += [f"  {name:<{width}}{trouble}", f"  {'':<{width}}{summary}"]
     lines += [
         "",
-        "`mldebug COMMAND --help` lists the options of a command; `mldebug --version` says which version this is.",
-        "Every command has --json, -o FILE, -q and --no-color. Exit status: 0 fine, 1 trouble found, 2 wrong usage.",
+        "`mldebug COMMAND --help` lists the options of a command; `mldebug --version`",
+        "says which version this is. Every command has --json, -o FILE, -q and",
+        "--no-color. Exit status: 0 fine, 1 trouble found, 2 wrong usage.",
     ]
     return "\n".join(lines)
 
 
 def _version(rest: list[str]) -> int:
     if rest == ["--json"]:
-        print(json.dumps({"schema": 1, "version": __version__}))
+        write(json.dumps({"schema": 1, "version": __version__}) + "\n", sys.stdout)
     elif not rest:
-        print(f"mldebug {__version__}")
+        write(f"mldebug {__version__}\n", sys.stdout)
     else:
         raise UsageError(f"--version does not take {' '.join(rest)}", "`mldebug --version --json` is all there is")
     return 0

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import Any, NoReturn
 
 from mldebug.core.errors import UsageError
+from mldebug.core.report import write
 
 
 class Parser(argparse.ArgumentParser):
@@ -21,6 +24,9 @@ class Parser(argparse.ArgumentParser):
         if flags and flags[0].startswith("-"):
             action.option_strings = list(flags)  # what --help and the errors show; parsing knows all of them
         return action
+
+    def print_help(self, file: Any = None) -> None:
+        write(self.format_help(), sys.stdout if file is None else file)  # flushed here, where a failure is ours
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"`{self.prog} --help` lists the options")
@@ -46,6 +52,27 @@ class ScriptParser(Parser):
         parsed = super().parse_args(own, namespace)
         parsed.script = [*parsed.script, "--", *script] if parsed.script and script else parsed.script or script
         return parsed
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: ") and "-m" in message.split():
+            raise UsageError(message, f"the script goes after `--`: {self.prog} -- -m package.module")
+        super().error(message)
+
+
+def file_to_write(option: str, path: str | None) -> str | None:
+    """The path from the root on, as the script may change the folder; one that cannot be written is a UsageError now,
+    before the run and not after it."""
+    if path is None:
+        return None
+    full = os.path.abspath(path)
+    folder = os.path.dirname(full)
+    if not os.path.isdir(folder):
+        raise UsageError(f"{option} {path}: there is no folder {folder}", f"mkdir -p {folder}")
+    if os.path.isdir(full):
+        raise UsageError(f"{option} {path}: this is a folder", f"name a file in it: {os.path.join(path, 'FILE')}")
+    if not os.access(full if os.path.exists(full) else folder, os.W_OK):
+        raise UsageError(f"{option} {path}: no permission to write it", "choose another file")
+    return full
 
 
 def add_common(parser: Parser, output: str) -> None:

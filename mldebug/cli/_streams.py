@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from types import TracebackType
 from typing import TextIO
+
+from mldebug.core.report import cannot_write
 
 
 class StdoutToStderr:
@@ -13,12 +16,16 @@ class StdoutToStderr:
     descriptor too. `.stdout` is the real one.
 
     `for_good` leaves it so when the block ends well: a script's exit handlers must not print behind the document.
+    A closed stdout or stderr is an MldebugError at once, not after the run.
     """
 
     def __init__(self, for_good: bool) -> None:
         self._for_good = for_good
 
     def __enter__(self) -> StdoutToStderr:
+        for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
+            if stream is None or stream.closed:
+                raise cannot_write(f"{name} is closed")
         self._python_stdout = sys.stdout
         sys.stdout.flush()
         self._saved_fd = os.dup(1)
@@ -34,9 +41,11 @@ class StdoutToStderr:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self.stdout is not self._python_stdout:
-            self.stdout.close()
+            with contextlib.suppress(OSError):  # what could not be written is the exception under way
+                self.stdout.close()
         if exc is not None or not self._for_good:
-            self._python_stdout.flush()
+            with contextlib.suppress(OSError):
+                self._python_stdout.flush()
             os.dup2(self._saved_fd, 1)
             sys.stdout = self._python_stdout
         os.close(self._saved_fd)

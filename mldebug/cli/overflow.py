@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import sys
 import traceback
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from mldebug.cli._parser import Parser, ScriptParser, add_common
+from mldebug.cli._parser import Parser, ScriptParser, add_common, file_to_write
 from mldebug.cli._streams import StdoutToStderr
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import emit
@@ -26,14 +25,19 @@ examples:
   mldebug overflow --max-frames 50 -o frames.jsonl -- -m project.train
   torchrun --nproc-per-node 8 -m mldebug overflow -- train.py
 
-The script needs no edit: every model that it calls is watched. Its exit status is passed on, unless the
-recorder stopped it: then it is 1. The report goes to stderr; with --json it goes to stdout, and what the script
-prints goes to stderr."""
+The script needs no edit: every model that it calls is watched. Its exit status
+is passed on; where it would be 0 it is 1 if an event was found, or if the
+recorder stopped the script. The report goes to stderr; with --json it goes to
+stdout, and what the script prints goes to stderr."""
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "--include", action="append", default=[], metavar="PAT", help="watch modules whose name matches; repeatable"
+        "--include",
+        action="append",
+        default=[],
+        metavar="PAT",
+        help="watch only modules whose name matches; repeatable",
     )
     parser.add_argument(
         "--exclude", action="append", default=[], metavar="PAT", help="leave out modules whose name matches; repeatable"
@@ -69,17 +73,21 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     target, module = _target(args.script)
-    _check_files(args)
+    output, plot = _files(args)
     with StdoutToStderr(for_good=args.own_process) if args.json else nullcontext() as streams:
-        report, status = _run_script(args, target, module)
+        report, status = _run_script(args, target, module, output)
         if report is not None:
             stream = sys.stderr if streams is None else streams.stdout
             emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color, stream=stream)
-            status = status if _plotted(report, args.plot) else status or 1
+            found = report.event is not None and not report.ok  # a benign event is ok
+            if not _plotted(report, plot) or found:
+                status = status or 1
     return status
 
 
-def _run_script(args: argparse.Namespace, target: list[str], module: bool) -> tuple[NumericsReport | None, int]:
+def _run_script(
+    args: argparse.Namespace, target: list[str], module: bool, output: str | None
+) -> tuple[NumericsReport | None, int]:
     """What the recorder saw (None: not to be shown) and the status to leave with."""
     from mldebug.numerics import NumericsError, watch_script
 
@@ -94,9 +102,12 @@ def _run_script(args: argparse.Namespace, target: list[str], module: bool) -> tu
             on_event=args.on_event,
             include=args.include,
             exclude=args.exclude,
-            output=args.output,
+            output=output,
         )
     except NumericsError as exc:
+        if "abort_after_batch_num" in exc.message:  # the other reason to stop; its report may have an event too
+            last = args.abort_after_batch_num
+            print(f"mldebug: stopped after batch {last}, as --abort-after-batch-num asks", file=sys.stderr)
         return exc.report, 1
     except SystemExit as exc:
         return getattr(exc, "report", None), exit_status(exc)
@@ -146,14 +157,12 @@ def _target(words: list[str]) -> tuple[list[str], bool]:
     return words, module
 
 
-def _check_files(args: argparse.Namespace) -> None:
-    """Before a run of hours, not after it."""
-    for option, path in (("--output", args.output), ("--plot", args.plot)):
-        folder = os.path.dirname(os.path.abspath(path)) if path else None
-        if folder and not os.path.isdir(folder):
-            raise UsageError(f"{option} {path}: there is no folder {folder}", f"mkdir -p {folder}")
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
+def _files(args: argparse.Namespace) -> tuple[str | None, str | None]:
+    """The files of --output and --plot, looked at before a run of hours and not after it."""
+    output, plot = file_to_write("--output", args.output), file_to_write("--plot", args.plot)
+    if plot and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib, which is not installed", "pip install 'mldebug-toolkit[plot]'")
+    return output, plot
 
 
 def _number(text: str) -> int:

@@ -95,7 +95,7 @@ def emit(
     """Print a command's report to `stream` (stdout): its JSON, or its text, coloured where that is a terminal.
 
     `output` also writes the JSON document to a file; `quiet` leaves the text of a report without trouble out.
-    A file that cannot be written is an MldebugError.
+    A file or stream that cannot be written is an MldebugError.
 
         emit(report, json=args.json, output=args.output)
     """
@@ -105,21 +105,37 @@ def emit(
     if json:
         write(report.json() + "\n", stream)
     elif not (quiet and report.ok):
-        width = min(shutil.get_terminal_size().columns, 120) if stream.isatty() else 80
+        width = min(shutil.get_terminal_size().columns, 120) if _is_terminal(stream) else 80
         write(report.text(color=wants_color(stream, no_color), width=width).rstrip("\n") + "\n", stream)
 
 
-def wants_color(stream: TextIO, no_color: bool = False) -> bool:
+def wants_color(stream: TextIO | None, no_color: bool = False) -> bool:
     """Whether `stream` is a terminal that shows colours and nobody asked for none (see no-color.org)."""
     dumb = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
-    return stream.isatty() and not no_color and not dumb
+    return _is_terminal(stream) and not no_color and not dumb
 
 
-def write(text: str, stream: TextIO) -> None:
-    """Write and flush. Signs that the stream's encoding lacks are escaped, not an error."""
+def write(text: str, stream: TextIO | None) -> None:
+    """Write and flush. Signs that the stream's encoding lacks are escaped, not an error.
+
+    A stream that is closed (Python's own is None then) or takes no more is an MldebugError; only a reader that went
+    away stays a BrokenPipeError.
+    """
+    if stream is None or getattr(stream, "closed", False):
+        raise cannot_write("it is closed")
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise cannot_write((exc.strerror or str(exc)).lower()) from exc
+
+
+def cannot_write(reason: str) -> MldebugError:
+    """The error for a stdout or stderr that takes nothing."""
+    return MldebugError(f"cannot write the output: {reason}", "send it where it can be written, for example > FILE")
 
 
 def paint(text: str) -> str:
@@ -144,6 +160,10 @@ _STYLES = (
     (r"(?m)^ok +(?P<x>True)$", "green"),
     (r"(?m)^ok +(?P<x>False)$", "red"),
 )
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not getattr(stream, "closed", False) and stream.isatty()
 
 
 def _plain(value: Any) -> str:

@@ -41,6 +41,10 @@ def overflow():
     """Scripts call this where a real model would overflow."""
     raise NumericsError("inf in layer.3", NumericsReport("inf in layer.3"))
 
+def abort():
+    """Scripts call this where --abort-after-batch-num would stop them."""
+    raise NumericsError("aborting after 2 batches due to `abort_after_batch_num=1` arg", NumericsReport())
+
 def watch_script(argv, *, module, **options):
     calls.append((argv, module, options))
     event = "seen" if "--event" in argv else None

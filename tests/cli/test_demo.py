@@ -46,3 +46,36 @@ def test_a_demo_that_finds_nothing_is_an_error(demo, capsys) -> None:
     demo.event = None
     assert main(["demo"]) == 1
     assert "met no overflow" in capsys.readouterr().err
+
+
+def test_ctrl_c_shows_what_was_seen(demo, room, capsys, monkeypatch) -> None:
+    def interrupted(progress):
+        stop = KeyboardInterrupt()
+        stop.report = room.NumericsReport()
+        raise stop
+
+    monkeypatch.setattr(demo, "run_demo", interrupted)
+    assert main(["demo"]) == 130
+    out, err = capsys.readouterr()
+    assert (out, err) == ("ok     true\nevent  null\n", "mldebug: interrupted\n")
+
+
+def test_ctrl_c_before_anything_was_seen(demo, capsys, monkeypatch) -> None:
+    def interrupted(progress):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "run_demo", interrupted)
+    assert main(["demo"]) == 130
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "mldebug: interrupted\n")
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_run(demo, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(demo, "run_demo", None)  # calling it would fail
+    assert main(["demo", "-o", "no/where/r.json"]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_help_says_that_an_event_is_no_failure(capsys) -> None:
+    assert main(["demo", "--help"]) == 0
+    assert "status is 0 although an event is found" in capsys.readouterr().out

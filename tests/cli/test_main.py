@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -46,6 +47,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["overflow", "--trace-batch-nums", "1,x", "--", "t.py"], "argument --trace-batch-nums: 'x' is not", "lists"),
         (["overflow", "-o", "no/where/f.jsonl", "--", "t.py"], "--output no/where/f.jsonl: there is no", "mkdir -p"),
         (["overflow", "--plot", "no/where/f.png", "--", "t.py"], "--plot no/where/f.png: there is no", "mkdir -p"),
+        (["overflow", "-o", "/", "--", "t.py"], "--output /: this is a folder", "name a file in it"),
+        (["demo", "-o", "no/where/r.json"], "--output no/where/r.json: there is no", "mkdir -p"),
+        (["overflow", "-m", "pkg"], "unrecognized arguments: -m", "goes after `--`: mldebug overflow -- -m"),
+        (["help", "overflaw"], "no command named 'overflaw'", "did you mean `mldebug overflow`?"),
     ],
 )
 def test_wrong_usage_is_two_lines_and_status_2(capsys, argv, message, hint) -> None:
@@ -117,10 +122,58 @@ def test_command_names_and_options_take_underscores(room, script, capsys) -> Non
     assert (options["max_frames_to_save"], options["on_event"]) == (3, "warn")
 
 
+FULL = "no space left on device"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--help >/dev/full", FULL),
+        ("--version >/dev/full", FULL),
+        ("overflow --help >/dev/full", FULL),
+        ("overflow -- ok.py >/dev/full", FULL),  # what the script printed
+        ("overflow --json -- ok.py >/dev/full", FULL),
+        ("overflow --json -- missing.py >/dev/full", ""),
+        ("--help >&-", "it is closed"),
+        ("overflow --json -- ok.py >&-", "stdout is closed"),
+    ],
+)
+def test_a_stdout_that_takes_nothing_is_told_without_traceback(command, script, tmp_path, words, reason) -> None:
+    script("print('ok')", "ok.py")
+    script(command, "command.py")
+    root = os.path.dirname(os.path.dirname(mldebug.__file__))
+    environment = {**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": ""}  # else the script's print fails by itself
+    done = subprocess.run(
+        f"{sys.executable} command.py {words}",
+        shell=True,
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith(("mldebug: ", "hint: "))]
+    assert len(lines) == 2
+    assert lines[0].startswith(f"mldebug: cannot write the output: {reason}" if reason else "mldebug: cannot run")
+    assert done.returncode == (1 if reason else 2)
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("argv", [[], *([name, "--help"] for name in COMMANDS)])
+def test_help_fits_80_columns(argv, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(argv) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 def test_help_of_a_command_shows_one_spelling(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "overflow"]) == 0
+    out = capsys.readouterr().out
+    assert main(["overflow", "--help"]) == 0
+    assert capsys.readouterr().out == out
     assert main(["overflow", "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("usage: mldebug overflow [options] -- train.py [its arguments]\n")
     assert "--max-frames" in out
     assert "--max_frames" not in out
-    assert max(map(len, out.splitlines())) <= 120

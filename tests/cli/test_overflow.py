@@ -80,10 +80,71 @@ def test_a_stop_by_the_recorder_is_status_1_without_traceback(run_python: Run, c
 def test_the_scripts_own_status_passes_through(run_python: Run, command: str, script, status: int) -> None:
     path = script(f"import sys; sys.exit({status})")
     assert run_python(command, "overflow", "--", path).returncode == status
-    # Also where something was seen, and the script was not stopped for it.
+    # Where something was seen, and the script did not stop for it, it is never 0.
     done = run_python(command, "overflow", "--", path, "--event")
-    assert done.returncode == status
+    assert done.returncode == (status or 1)
     assert "event  seen" in done.stderr
+
+
+def test_a_stop_after_a_batch_is_status_1_and_says_so(run_python: Run, command: str, script) -> None:
+    path = script("import sys; sys.modules['mldebug.numerics'].abort()")
+    done = run_python(command, "overflow", "--abort-after-batch-num", "1", "--", path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "mldebug: stopped after batch 1, as --abort-after-batch-num asks\nok     true\nevent  null\n"
+    )
+
+
+def test_paths_are_those_of_the_folder_where_it_was_started(run_python: Run, command: str, script, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "elsewhere").mkdir()
+    path = script("import os; os.chdir('elsewhere')")
+    done = run_python(command, "overflow", "--plot", "a.png", "--", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.png").exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+OVERFLOWS = """
+import sys, torch
+model = torch.nn.Linear(1, 1).half()
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.fill_(600)
+model(torch.full((1, 1), 600.0, dtype=torch.float16))
+print("script")
+if "exit" in sys.argv:
+    sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["exit"]])
+def test_the_real_report_is_given_once(run_python: Run, script, words: list[str]) -> None:
+    pytest.importorskip("torch")
+    path = script(OVERFLOWS)
+    done = run_python("-m", "mldebug", "overflow", "--", path, *words)
+    assert (done.returncode, done.stdout) == (1, "script\n"), done.stderr
+    assert done.stderr.count("Detected inf/nan") == 1
+    assert done.stderr.count("Traceback") == 0
+    done = run_python("-m", "mldebug", "overflow", "--json", "--", path, *words)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["event"]["kind"] == "inf"
+    assert done.stdout.count("\n") == 1
+    assert "Detected" not in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_programs_can_be_interrupted_where_the_tests_run_in_the_background(run_python: Run) -> None:
+    """`nohup make test &` ignores Ctrl-C; the programs that tests start must not inherit that."""
+    conftest = Path(__file__).parents[1] / "conftest.py"
+    child = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    program = f"""
+import runpy, signal, subprocess, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+runpy.run_path({str(conftest)!r})
+subprocess.run([sys.executable, "-c", {child!r}], check=True)
+"""
+    assert run_python(program).stdout == "True\n"
 
 
 FAILS = "def train():\n    raise ValueError('my own')\ntrain()\n"

@@ -163,6 +163,28 @@ def test_an_ascii_stream_gets_escapes() -> None:
     assert raw.getvalue() == b"20 \\xb5s"
 
 
+class Full(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+class Gone(io.StringIO):
+    def flush(self) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_stream_that_takes_nothing_is_our_error() -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream, reason in ((None, "it is closed"), (closed, "it is closed"), (Full(), "no space left on device")):
+        with pytest.raises(MldebugError, match=f"cannot write the output: {reason}\nhint: "):
+            write("text", stream)
+    with pytest.raises(MldebugError, match="closed"):
+        emit(Loss(), stream=closed)
+    with pytest.raises(BrokenPipeError):
+        write("text", Gone())
+
+
 def test_rich_is_not_loaded_without_a_terminal(
     run_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
