@@ -24,6 +24,7 @@ _SITES: list[tuple[Watched, str, Role]] = []
 # The ops say that they change this tensor, which keeps them in order and keeps the compiler from dropping them.
 _ORDER = torch.zeros(1)
 _MAX_DEPTH = 6
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -82,8 +83,10 @@ def trace_leave(module: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
 
 def _walk(key: int, value: Any, path: str, role: Role, depth: int) -> None:
     if isinstance(value, Tensor):
-        if value.is_floating_point() and value.numel() > 0:
-            torch.ops.mldebug.record(_ORDER, value.detach(), _site(key, path, role))
+        if value.dtype in _DTYPES and value.numel() > 0:
+            # The two reductions are fused into whatever makes the value; so it need not be kept in memory for us.
+            value = value.detach()
+            torch.ops.mldebug.record(_ORDER, torch.stack((value.amin(), value.amax())), _site(key, path, role))
     elif depth >= _MAX_DEPTH:
         return
     elif isinstance(value, (tuple, list)):

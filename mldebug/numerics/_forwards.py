@@ -97,7 +97,7 @@ class Forwards:
                 self._finish(call)
 
     def record_compiled(self, watched: Watched, path: str, role: Role, value: Tensor) -> None:
-        """A tensor inside a compiled graph, at run time."""
+        """A tensor inside a compiled graph, at run time: `value` holds its smallest and its largest element."""
         if self.live is not None:
             return
         if self.call is None:
@@ -106,8 +106,9 @@ class Forwards:
             self._recorder.guard(self._open, watched, watched.ref() or nn.Identity(), (), dict)
             if self.call is not None:
                 self.call.implicit = True
-        for part in parts(value):
-            self._memory.record(watched.site(path, value.dtype, role), part)
+        site = watched.site(path, value.dtype, role)
+        site.extremes = True
+        self._memory.record(site, value)
 
     def mark_compiled(self, watched: Watched, enter: bool) -> None:
         """A root that is compiled whole begins or ends."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mldebug.numerics._weights import Weights
 
 # Gradients this small on average lie where float16 has only subnormals: below them everything rounds to zero.
+_STEPS = 256  # steps that are remembered
 _TINY_RMS = torch.finfo(torch.float16).tiny
 
 
@@ -25,15 +26,14 @@ class GradientNorms:
     __slots__ = ("_copies", "_each", "_events", "_owners", "_scale", "scaled", "step")
 
     def __init__(
-        self, step: int, owners: list[tuple[Watched, str, int]], norms: list[Tensor], scale: Tensor | None
-    ) -> None:
+        self, step: int, owners: list[tuple[Watched, str, int]], copies: list[Tensor], events: list[Any],
+        scale: Tensor | None,
+    ) -> None:  # fmt: skip
         self.step = step
         self.scaled = scale is not None  # by a GradScaler, which will look for inf itself
         self._owners = owners
         self._scale = scale
-        self._copies = [norm.to("cpu", non_blocking=True) for norm in norms]
-        cuda: Any = torch.cuda
-        self._events = [cuda.current_stream(norm.device).record_event() for norm in norms if norm.is_cuda]
+        self._copies, self._events = copies, events
         self._each: list[float] | None = None
 
     @property
@@ -74,7 +74,9 @@ class Gradients:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._taken: deque[GradientNorms] = deque(maxlen=256)
+        self._taken: deque[GradientNorms] = deque(maxlen=_STEPS)
+        self._pinned: dict[torch.device, Tensor] = {}  # host memory for the copies of the last steps
+        self._row = 0
 
     def of(self, step: int) -> GradientNorms | None:
         return next((norms for norms in reversed(self._taken) if norms.step == step), None)
@@ -95,8 +97,23 @@ class Gradients:
             owners.setdefault(grad.device, []).append((watched, name, param.numel()))
         with torch.no_grad():
             norms = [torch.stack(torch._foreach_norm(group, 2, torch.float32)) for group in by_device.values()]
+            copies = [self._to_host(norm) for norm in norms]
+        cuda: Any = torch.cuda
+        events = [cuda.current_stream(norm.device).record_event() for norm in norms if norm.is_cuda]
         flat = [owner for group in owners.values() for owner in group]
-        self._taken.append(GradientNorms(step, flat, norms, _loss_scale(scaler, optimizer)))
+        self._row = (self._row + 1) % _STEPS
+        self._taken.append(GradientNorms(step, flat, copies, events, _loss_scale(scaler, optimizer)))
+
+    def _to_host(self, norms: Tensor) -> Tensor:
+        """A copy on the host, without waiting. Pinned memory is taken once: asking for it can stop the device."""
+        if not norms.is_cuda:
+            return norms.cpu()
+        pinned = self._pinned.get(norms.device)
+        if pinned is None or pinned.shape[1] != norms.numel():
+            pinned = torch.empty(_STEPS, norms.numel(), dtype=norms.dtype, pin_memory=True)
+            self._pinned[norms.device] = pinned
+            self._taken.clear()
+        return pinned[self._row].copy_(norms, non_blocking=True)
 
 
 def _is_half(watched: Watched) -> bool:

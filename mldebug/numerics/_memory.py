@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from array import array
 from collections import deque
@@ -37,6 +38,7 @@ class Memory:
         self.early: tuple[int, Site, Stats] | None = None  # an alarm read before its record was overwritten
         self._last: weakref.ref[Tensor] | None = None
         self._last_version = self._last_slot = 0
+        self._last_numel = -1
 
     def record(self, site: Site, tensor: Tensor) -> None:
         """Measure a plain tensor (see `_tensors`). The hot path: a few microseconds beside the reduction itself."""
@@ -51,7 +53,7 @@ class Memory:
         self._sites[slot] = site
         self._numel[slot] = numel
         device = self._device[slot] = tensor.get_device()
-        if self._last is not None and self._is_last(tensor, numel):
+        if numel == self._last_numel and self._is_last(tensor):
             self._source[slot] = self._last_slot
             return
         self._source[slot] = slot
@@ -66,9 +68,9 @@ class Memory:
         else:
             self._last = weakref.ref(tensor)
             self._last_version = tensor._version
-            self._last_slot = slot
+            self._last_slot, self._last_numel = slot, numel
 
-    def _is_last(self, tensor: Tensor, numel: int) -> bool:
+    def _is_last(self, tensor: Tensor) -> bool:
         """The tensor that was measured last, or a view of all of it, unchanged: a module hands on its child's output.
 
         The last one is still alive, so that its address cannot be another tensor's.
@@ -80,7 +82,6 @@ class Memory:
                 last is tensor
                 or (
                     last.data_ptr() == tensor.data_ptr()
-                    and last.numel() == numel
                     and last.dtype is tensor.dtype
                     and last.is_contiguous()
                     and tensor.is_contiguous()
@@ -159,7 +160,7 @@ class Memory:
         for device, group in groups.items():
             stats = self._rings[device].stats([self._source[number & _MASK] for number in group])
             found.update(zip(group, stats, strict=True))
-        return [found[number] for number in numbers]
+        return [_extremes(found[number]) if self.site(number).extremes else found[number] for number in numbers]
 
     def bad(self, numbers: Sequence[int]) -> list[int]:
         """Those of the records that hold NaN, inf, or a -inf that cannot be a mask's."""
@@ -191,3 +192,8 @@ class Memory:
     def _add_ring(self, tensor: Tensor) -> Ring:
         ring = self._rings[tensor.get_device()] = ring_for(tensor.device)
         return ring
+
+
+def _extremes(stats: Stats) -> Stats:
+    """The statistics of a tensor of which only [min, max] was recorded: nothing is known of its other elements."""
+    return Stats(math.nan, math.nan) if stats.has_nan else Stats(stats.lo, stats.hi)

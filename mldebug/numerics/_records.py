@@ -49,13 +49,14 @@ class Watched:
 class Site:
     """Where a recorded tensor comes from: a module (None outside any), a path such as `output[0]`, a role, a dtype."""
 
-    __slots__ = ("dtype", "owner", "path", "role", "strict")
+    __slots__ = ("dtype", "extremes", "owner", "path", "role", "strict")
 
     def __init__(self, owner: Watched | None, path: str, dtype: torch.dtype, role: Role) -> None:
         self.owner = owner
         self.path = path
         self.dtype = dtype
         self.role = role
+        self.extremes = False  # what is recorded are smallest and largest element, taken in a compiled graph
         self.strict = role == "parameter" or (role == "output" and owner is not None and owner.computes)
 
     @property
