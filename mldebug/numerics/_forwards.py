@@ -106,9 +106,7 @@ class Forwards:
             self._recorder.guard(self._open, watched, watched.ref() or nn.Identity(), (), dict)
             if self.call is not None:
                 self.call.implicit = True
-        site = watched.site(path, value.dtype, role)
-        site.extremes = True
-        self._memory.record(site, value)
+        self._memory.record(watched.compiled_site(path, value.dtype, role), value)
 
     def mark_compiled(self, watched: Watched, enter: bool) -> None:
         """A root that is compiled whole begins or ends."""

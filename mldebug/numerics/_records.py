@@ -45,6 +45,15 @@ class Watched:
             site = self.sites[key] = Site(self, path, dtype, role)
         return site
 
+    def compiled_site(self, path: str, dtype: torch.dtype, role: Role) -> Site:
+        """The same place in a compiled graph, which records only extremes."""
+        key = (f"compiled {path}", dtype)
+        site = self.sites.get(key)
+        if site is None:
+            site = self.sites[key] = Site(self, path, dtype, role)
+            site.extremes = True
+        return site
+
 
 class Site:
     """Where a recorded tensor comes from: a module (None outside any), a path such as `output[0]`, a role, a dtype."""
