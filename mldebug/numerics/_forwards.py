@@ -228,8 +228,9 @@ class Forwards:
             parameters = weights.parameters()
             if reason := check_model(parameters):
                 raise NotReplayable(reason)
-            changing = changing_buffers(weights.modules(), self._changing)
-            call.snapshot = Snapshot(module, args, kwargs, parameters, weights.buffers(), changing, self._copy_inputs)
+            changing = changing_buffers(weights.buffer_homes(), self._changing)
+            more = (weights.buffers(), changing, weights.version, self._copy_inputs)
+            call.snapshot = Snapshot(module, args, kwargs, parameters, *more)
             call.buffers = weights.buffer_versions()
         except NotReplayable as reason:
             call.replay_reason = str(reason)

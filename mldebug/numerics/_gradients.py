@@ -85,22 +85,24 @@ class Gradients:
         """Enqueue the norms of the gradients there are now; once per step. Nothing is read."""
         if self._taken and self._taken[-1].step == step:
             return
-        entries = self._weights.parameter_entries()
-        held = [(entry, grad) for entry in entries if (grad := entry[2].grad) is not None]
-        held = [(entry, grad) for entry, grad in held if is_plain(grad)]  # shards and sparse ones are left out
-        if not held:
+        owners = self._weights.parameter_owners()
+        grads: list[Any] = [param.grad for param in self._weights.parameters()]
+        groups: list[list[Tensor]] = [grads]
+        flat = owners
+        # The usual case needs no look at each one. A shard must not get here: its norm would be a collective.
+        norms = _norms(groups) if set(map(type, grads)) == {Tensor} else None
+        if norms is None:
+            by_device: dict[torch.device, list[int]] = {}
+            for i, grad in enumerate(grads):
+                if grad is not None and is_plain(grad):
+                    by_device.setdefault(grad.device, []).append(i)
+            flat = [owners[i] for group in by_device.values() for i in group]
+            norms = _norms([[grads[i] for i in group] for group in by_device.values()]) or []
+        if not norms:
             return
-        by_device: dict[torch.device, list[Tensor]] = {}
-        owners: dict[torch.device, list[tuple[Watched, str, int]]] = {}
-        for (watched, name, param, _), grad in held:
-            by_device.setdefault(grad.device, []).append(grad)
-            owners.setdefault(grad.device, []).append((watched, name, param.numel()))
-        with torch.no_grad():
-            norms = [torch.stack(torch._foreach_norm(group, 2, torch.float32)) for group in by_device.values()]
-            copies = [self._to_host(norm) for norm in norms]
+        copies = [self._to_host(norm) for norm in norms]
         cuda: Any = torch.cuda
         events = [cuda.current_stream(norm.device).record_event() for norm in norms if norm.is_cuda]
-        flat = [owner for group in owners.values() for owner in group]
         self._row = (self._row + 1) % _STEPS
         self._taken.append(GradientNorms(step, flat, copies, events, _loss_scale(scaler, optimizer)))
 
@@ -114,6 +116,15 @@ class Gradients:
             self._pinned[norms.device] = pinned
             self._taken.clear()
         return pinned[self._row].copy_(norms, non_blocking=True)
+
+
+def _norms(groups: list[list[Tensor]]) -> list[Tensor] | None:
+    """A vector of L2 norms per group; None where some gradients are sparse, complex or on another device."""
+    try:
+        with torch.no_grad():
+            return [torch.stack(torch._foreach_norm(group, 2, torch.float32)) for group in groups]
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def _is_half(watched: Watched) -> bool:

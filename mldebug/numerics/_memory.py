@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mldebug.numerics._records import Call, Site
+from mldebug.numerics._records import Batch, Call, Site
 from mldebug.numerics._rings import SLOTS, HostRing, Ring, ring_for, spans
 from mldebug.numerics._stats import Stats
 
@@ -90,27 +90,22 @@ class Memory:
             and tensor._version == self._last_version
         )
 
-    def record_all(self, pairs: Sequence[tuple[Site, Tensor]], strict: bool) -> None:
-        """Measure many plain tensors (parameters, buffers): one launch per device and dtype where that can be."""
+    def record_all(self, batch: Batch) -> None:
+        """Measure many plain tensors (parameters, buffers): one launch per dtype where that can be."""
         self.forget_last()
-        sites, tensors = [site for site, _ in pairs], [tensor for _, tensor in pairs]
-        devices = list(map(Tensor.get_device, tensors))
-        for device in dict.fromkeys(devices):
-            own = range(len(devices)) if len(set(devices)) == 1 else [i for i, d in enumerate(devices) if d == device]
-            ring = self._rings.get(device) or self._add_ring(tensors[own[0]])
-            base = self.sequence
-            self.sequence = base + len(own)
-            for chunk in range(-(-base // _CHUNK), -(-self.sequence // _CHUNK)):
-                self._prepare(chunk * _CHUNK & _MASK)
-            numels = array("q", [tensors[i].numel() for i in own])
-            done = 0
-            for a, b in spans(base, len(own), SLOTS):
-                self._sites[a:b] = [sites[i] for i in own[done : done + b - a]]
-                self._source[a:b] = array("q", range(a, b))
-                self._device[a:b] = array("h", [device]) * (b - a)
-                self._numel[a:b] = numels[done : done + b - a]
-                done += b - a
-            ring.record_many([tensors[i] for i in own], base & _MASK, strict)
+        ring = self._rings.get(batch.device) or self._add_ring(batch.tensors[0])
+        base, count = self.sequence, len(batch.tensors)
+        self.sequence = base + count
+        for chunk in range(-(-base // _CHUNK), -(-self.sequence // _CHUNK)):
+            self._prepare(chunk * _CHUNK & _MASK)
+        done = 0
+        for a, b in spans(base, count, SLOTS):
+            self._sites[a:b] = batch.sites[done : done + b - a]
+            self._source[a:b] = array("q", range(a, b))
+            self._device[a:b] = array("h", [batch.device]) * (b - a)
+            self._numel[a:b] = batch.numels[done : done + b - a]
+            done += b - a
+        ring.record_many(batch.tensors, base & _MASK, batch.strict)
 
     def publish(self, first: int, end: int) -> None:
         """Send what was recorded in [first, end) on its way to the host, without waiting."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from mldebug.numerics._event import Role
@@ -71,6 +73,16 @@ class Site:
     @property
     def module(self) -> str | None:
         return None if self.owner is None else self.owner.name
+
+
+class Batch:
+    """Plain tensors of one device that are recorded together; `strict` where -inf alarms too."""
+
+    def __init__(self, device: int, strict: bool, pairs: Sequence[tuple[Site, Tensor]]) -> None:
+        self.device, self.strict = device, strict
+        self.sites = [site for site, _ in pairs]
+        self.tensors = [tensor for _, tensor in pairs]
+        self.numels = array("q", [tensor.numel() for tensor in self.tensors])
 
 
 @dataclass

@@ -34,7 +34,7 @@ class Snapshot:
 
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], params: Sequence[Tensor],
-        buffers: Sequence[Tensor], changing: Sequence[Tensor], copy_inputs: bool = False,
+        buffers: Sequence[Tensor], changing: Sequence[Tensor], params_version: int, copy_inputs: bool = False,
     ) -> None:  # fmt: skip
         self.module = module
         self._objects: list[tuple[str, Any, tuple[int, ...]]] = []
@@ -45,7 +45,7 @@ class Snapshot:
         self.args = tuple(self._hold(value, f"input[{i}]") for i, value in enumerate(args))
         self.kwargs = {key: self._hold(value, f"input.{key}") for key, value in kwargs.items()}
         self._params = params
-        self._params_version = versions(params)
+        self._params_version = params_version
         self._all_buffers = buffers
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in changing]
         if self._bytes + sum(b.nbytes for b in changing) > MAX_BYTES:

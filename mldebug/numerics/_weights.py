@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mldebug.numerics._event import Role
-from mldebug.numerics._records import Site, Watched
+from mldebug.numerics._records import Batch, Site, Watched
 from mldebug.numerics._replay import versions
 from mldebug.numerics._stats import Stats
 from mldebug.numerics._tensors import is_plain, parts
@@ -40,11 +40,12 @@ class _Cast:
     kinds: list[tuple[torch.dtype, torch.device]]
     tensors: list[Tensor]
     entries: list[tuple[Watched, str, Tensor, Role]]
-    strict: list[tuple[Site, Tensor]]  # plain tensors, measured as they are; in these -inf alarms
-    lenient: list[tuple[Site, Tensor]]
+    batches: list[Batch]  # the plain tensors, measured as they are
     odd: list[tuple[Watched, str, Tensor, Role]]  # taken apart at each pass
     parameters: list[Tensor]
+    owners: list[tuple[Watched, str, int]]  # of the parameters: module, name, elements
     buffers: list[Tensor]
+    homes: list[weakref.ref[nn.Module]]  # the modules that have buffers
     fresh: bool = True  # not measured yet
 
 
@@ -61,7 +62,7 @@ class Weights:
         self._aside: set[str] = set()  # dotted names known to be bad: not measured again
         self._seen: set[str] = set()  # dotted names measured before
         self.new_names: frozenset[str] = frozenset()  # those of the last pass that were not
-        self._versions = 0  # sum of the parameters' version counters at the last pass
+        self.version = self._measured_version = 0  # sum of the parameters' version counters: now, at the last pass
         self._cast: _Cast | None = None
         self.bad_buffers: dict[str, BadBuffer] = {}  # by dotted name: no event by themselves
         self.due = True  # to be measured at the next root forward
@@ -86,10 +87,13 @@ class Weights:
     def parameters(self) -> list[Tensor]:
         return self._current().parameters
 
-    def parameter_entries(self) -> list[tuple[Watched, str, Tensor, Role]]:
-        """(module, name, parameter, "parameter") in the order of the model, shared ones once."""
-        cast = self._current()
-        return cast.entries[: len(cast.parameters)]
+    def parameter_owners(self) -> list[tuple[Watched, str, int]]:
+        """(module, name, elements) of each of `parameters()`: in the order of the model, shared ones once."""
+        return self._current().owners
+
+    def buffer_homes(self) -> list[nn.Module]:
+        """The modules that have buffers."""
+        return [module for ref in self._current().homes if (module := ref()) is not None]
 
     def buffers(self) -> list[Tensor]:
         return self._current().buffers
@@ -113,14 +117,14 @@ class Weights:
         self.last_step = step
         self.passes += 1
         cast = self._current()
-        self._versions = versions(cast.parameters)
+        self._measured_version = self.version
         names = frozenset(join_name(watched.name, name) for watched, name, _, _ in cast.entries) if cast.fresh else None
         self.new_names = frozenset() if names is None else names - self._seen
         self._seen |= self.new_names
         cast.fresh = False
         start = self._memory.sequence
-        self._memory.record_all(cast.strict, strict=True)
-        self._memory.record_all(cast.lenient, strict=False)
+        for batch in cast.batches:
+            self._memory.record_all(batch)
         for watched, name, tensor, role in cast.odd:
             for piece in parts(tensor):
                 self._memory.record(watched.site(name, tensor.dtype, role), piece)
@@ -174,8 +178,9 @@ class Weights:
             if list(map(id, values)) != cast.ids or list(map(_kind, cast.tensors)) != cast.kinds:
                 self._cast = None
                 self.due = True
-            elif versions(cast.parameters) != self._versions:
-                self.due = True  # stepped by something that is no torch optimizer
+        self.version = versions(self._current().parameters)
+        if self.version != self._measured_version:
+            self.due = True  # stepped by something that is no torch optimizer
 
     def _current(self) -> _Cast:
         if self._cast is None:
@@ -194,8 +199,7 @@ class Weights:
                 for name, tensor in table.items():
                     if tensor is not None:
                         entries.setdefault(id(tensor), (watched, name, tensor, role))
-        strict: list[tuple[Site, Tensor]] = []
-        lenient: list[tuple[Site, Tensor]] = []
+        groups: dict[tuple[int, bool], list[tuple[Site, Tensor]]] = {}
         odd: list[tuple[Watched, str, Tensor, Role]] = []
         for entry in entries.values():
             watched, name, tensor, role = entry
@@ -205,7 +209,7 @@ class Weights:
                 site = watched.site(name, tensor.dtype, role)
                 # A parameter that is trained is no mask: there -inf is as bad as the rest.
                 site.strict = role == "parameter" and tensor.requires_grad
-                (strict if site.strict else lenient).append((site, tensor))
+                groups.setdefault((tensor.get_device(), site.strict), []).append((site, tensor))
             elif type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or parts(tensor):
                 odd.append(entry)
         return _Cast(
@@ -214,11 +218,12 @@ class Weights:
             kinds=[_kind(entry[2]) for entry in entries.values()],
             tensors=[entry[2] for entry in entries.values()],
             entries=list(entries.values()),
-            strict=strict,
-            lenient=lenient,
+            batches=[Batch(device, strict, pairs) for (device, strict), pairs in groups.items()],
             odd=odd,
             parameters=[entry[2] for entry in entries.values() if entry[3] == "parameter"],
+            owners=[(w, name, t.numel()) for w, name, t, role in entries.values() if role == "parameter"],
             buffers=[entry[2] for entry in entries.values() if entry[3] == "buffer"],
+            homes=[weakref.ref(module) for _, module in owners if module._buffers],
         )
 
 
