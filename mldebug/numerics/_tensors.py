@@ -124,8 +124,3 @@ def tracing_now() -> bool:
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
     )
-
-
-def storage_tensor(value: Any) -> bool:
-    """True for a tensor whose in-place changes its version counter shows."""
-    return isinstance(value, Tensor) and not value.is_inference()
