@@ -1,0 +1,177 @@
+"""What must hold between a tokenizer and its tiny version."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from mldebug.core.errors import MldebugError
+from mldebug.tiny._tokenizer_load import Loaded
+from mldebug.tiny._tokenizer_report import TokenizerCheck
+
+SAMPLE = (
+    "The quick brown fox jumps over the lazy dog, and doesn't look back.",
+    "  two spaces before, a\ttab,\n\na blank line and three spaces behind   ",
+    "def f(x):\n    return {'a': [1, 2.5e-3], \"b\": x ** 2 != 7}  # 100%",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+    "Voix ambiguë d'un cœur qui, au zéphyr, préfère les jattes de kiwis.",
+    "El pingüino Wenceslao hizo kilómetros bajo exhaustiva lluvia: ¿dónde está, señor?",
+    "Съешь же ещё этих мягких французских булок, да выпей чаю.",
+    "Ξεσκεπάζω την ψυχοφθόρα βδελυγμία.",
+    "نص حكيم له سر قاطع وذو شأن عظيم.",
+    "דג סקרן שט בים מאוכזב ולפתע מצא חברה.",
+    "ऋषियों को सताने वाले दुष्ट राक्षसों का राजा रावण।",
+    "เป็นมนุษย์สุดประเสริฐเลิศคุณค่า",
+    "天地玄黄,宇宙洪荒。日月盈昃,辰宿列张。",
+    "いろはにほへと ちりぬるを ワカヨタレソ 常ならむ",
+    "키스의 고유조건은 입술끼리 만나야 하고",
+    "Đây là một câu tiếng Việt; İstanbul'da çiğ köfte yedim.",
+    "emoji 👩‍👩‍👧‍👦 🇪🇺 👍🏽 and signs ∑∞≠ ½ ™ “quotes” – dash…",
+    "0123456789 3.14159 1,000,000 2024-02-29",
+    "",
+)
+TALKS: tuple[list[dict[str, str]], ...] = (
+    [{"role": "user", "content": "Hello, who are you?"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 2 + 2?"},
+        {"role": "assistant", "content": "4."},
+        {"role": "user", "content": "Und auf Deutsch?"},
+    ],
+)
+
+
+def check_tokenizer(
+    source: Loaded, tiny: Loaded, folder: Path, load: Callable[[Path], Loaded], size: int | bool
+) -> tuple[TokenizerCheck, ...]:
+    """Every check of `tiny`, which is in `folder`, against its source."""
+    return (
+        _round_trip(source, tiny),
+        _special_tokens(source, tiny),
+        _chat_template(source, tiny),
+        _ids(tiny),
+        _reload(tiny, folder, load),
+    )
+
+
+def _round_trip(source: Loaded, tiny: Loaded) -> TokenizerCheck:
+    wrong = []
+    exact = 0
+    for text in SAMPLE:
+        want, got = source.decode(source.encode(text)), tiny.decode(tiny.encode(text))
+        exact += text in want
+        if want != got:
+            wrong.append(f"{text[:20]!r} decodes to {_differs(want, got)}")
+    if wrong:
+        return TokenizerCheck("round trip", False, f"{len(wrong)} of {len(SAMPLE)} texts differ: {wrong[0]}")
+    return TokenizerCheck(
+        "round trip", True, f"{len(SAMPLE)} texts decode as the source decodes them, {exact} of them exactly"
+    )
+
+
+def _differs(want: str, got: str) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(want, got, strict=False)) if a != b), min(len(want), len(got)))
+    return f"{got[max(at - 5, 0) : at + 10]!r} and not {want[max(at - 5, 0) : at + 10]!r}"
+
+
+def _special_tokens(source: Loaded, tiny: Loaded) -> TokenizerCheck:
+    """Each added token is found where the source finds it; what is inserted and what decoding skips is the same."""
+    name = "special tokens"
+    kept = {token: id for token, id in source.added.items() if token in tiny.ids}
+    if source.named != tiny.named:
+        return TokenizerCheck(name, False, f"the roles are {tiny.named} and not {source.named}")
+    lost = [token for token in kept if token not in tiny.added]
+    if lost:
+        return TokenizerCheck(name, False, f"no longer special: {', '.join(lost[:5])}")
+    for token in kept:
+        for text in (token, f"ab {token} cd", f"ab{token}cd"):
+            want, got = _specials_in(source, source.encode(text), kept), _specials_in(tiny, tiny.encode(text), kept)
+            if want != got:
+                return TokenizerCheck(name, False, f"{text!r} has {got} and not {want}")
+    for text in SAMPLE[:4]:
+        if why := _inserted_differ(source, tiny, text, kept):
+            return TokenizerCheck(name, False, why)
+    roles = f"{len(source.named)} roles" if source.named else "no roles"
+    return TokenizerCheck(name, True, f"{len(kept):,} are found, inserted and skipped as in the source; {roles}")
+
+
+def _inserted_differ(source: Loaded, tiny: Loaded, text: str, kept: Mapping[str, int]) -> str | None:
+    """Why what is put around a text, or left out in decoding, differs; None where it does not."""
+    if source.pair is not None and tiny.pair is not None:
+        (want, kinds), (got, new_kinds) = source.pair(text, "pair"), tiny.pair(text, "pair")
+        if _specials_in(source, want, kept) != _specials_in(tiny, got, kept):
+            return f"a pair has {_specials_in(tiny, got, kept)} and not {_specials_in(source, want, kept)}"
+        if list(dict.fromkeys(kinds)) != list(dict.fromkeys(new_kinds)):
+            return f"a pair has the type ids {sorted({*new_kinds})} and not {sorted({*kinds})}"
+    if source.skipping is not None and tiny.skipping is not None:
+        want_text, got_text = source.skipping(source.encode(text)), tiny.skipping(tiny.encode(text))
+        if want_text != got_text:
+            return f"without special tokens {text[:20]!r} decodes to {_differs(want_text, got_text)}"
+    return None
+
+
+def _specials_in(loaded: Loaded, ids: Sequence[int], tokens: Mapping[str, int]) -> list[str]:
+    names = {loaded.ids[token]: token for token in tokens if token in loaded.ids}
+    return [names[id] for id in ids if id in names]
+
+
+def _chat_template(source: Loaded, tiny: Loaded) -> TokenizerCheck:
+    name = "chat template"
+    if dict(source.templates) != dict(tiny.templates):
+        return TokenizerCheck(
+            name, False, f"the templates are {sorted(tiny.templates)}, not {sorted(source.templates)}"
+        )
+    if source.chat is None or tiny.chat is None:
+        return TokenizerCheck(name, None, "the source has none")
+    rendered = 0
+    for template in source.templates:
+        for talk in TALKS:
+            want, got = _said(source, template, talk), _said(tiny, template, talk)
+            if want != got:
+                return TokenizerCheck(name, False, f"template {template!r} gives {got} and not {want}")
+            rendered += isinstance(want, tuple)
+    return TokenizerCheck(name, True, f"same text and same special tokens in {rendered} conversations")
+
+
+def _said(loaded: Loaded, template: str, talk: list[dict[str, str]]) -> tuple[str, list[str]] | str:
+    """The text with its special tokens, or the error with which the template refuses the conversation."""
+    assert loaded.chat is not None
+    try:
+        text, ids = loaded.chat(template, talk)
+    except Exception as exc:  # a template raises what it likes, and must do so here as in the source
+        return f"{type(exc).__name__}: {exc}"
+    return text, _specials_in(loaded, ids, loaded.added)
+
+
+def _ids(tiny: Loaded) -> TokenizerCheck:
+    holes = sorted(set(range(tiny.size)) ^ set(tiny.ids.values()))
+    if holes:
+        return TokenizerCheck("ids", False, f"{len(holes)} ids are missing or too high: {holes[:5]}")
+    most = max((id for text in SAMPLE for id in tiny.encode(text)), default=0)
+    if most >= tiny.size:
+        return TokenizerCheck("ids", False, f"encoding gives id {most}, and there are {tiny.size:,} tokens")
+    return TokenizerCheck("ids", True, f"0 to {tiny.size - 1:,} without a hole; encoding gives no others")
+
+
+def _reload(tiny: Loaded, folder: Path, load: Callable[[Path], Loaded]) -> TokenizerCheck:
+    """What the library saves and loads again has the same length and the same ids."""
+    save = getattr(tiny.object, "save_pretrained", None)
+    with tempfile.TemporaryDirectory(prefix="mldebug-") as name:
+        again, saved = Path(name), save is not None
+        try:
+            if save is not None:
+                save(name)
+                loaded = load(again)
+            else:
+                loaded = load(folder)
+        except MldebugError as exc:
+            return TokenizerCheck("reload", False, exc.message)
+    if loaded.ids != tiny.ids:
+        extra = [token for token in loaded.ids if token not in tiny.ids][:5]
+        return TokenizerCheck("reload", False, f"{loaded.size:,} tokens after reload, with {extra or 'other ids'}")
+    for text in SAMPLE:
+        if loaded.encode(text) != tiny.encode(text):
+            return TokenizerCheck("reload", False, f"{text[:20]!r} is encoded otherwise after reload")
+    what = "saved and loaded again" if saved else "loaded again"
+    return TokenizerCheck("reload", True, f"{what}: {loaded.size:,} tokens, same ids")

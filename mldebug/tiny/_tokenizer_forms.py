@@ -1,0 +1,188 @@
+"""The files that hold a vocabulary: each form can be read as a Vocabulary and written with fewer tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from mldebug.core.errors import MldebugError
+from mldebug.tiny import _tokenizer_json as documents
+from mldebug.tiny._tokenizer_side import read_json, read_object, write_json
+from mldebug.tiny._tokenizer_vocab import Vocabulary
+
+
+class Form(Protocol):
+    """A file, or files that belong together, with a vocabulary in them."""
+
+    path: Path
+
+    def ids(self) -> dict[str, int]:
+        """Token -> id, added tokens included."""
+
+    def added(self) -> list[str]:
+        """The tokens that are found in the text as they stand."""
+
+    def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
+        """What may go and what must stay. `specials` must stay; `dropped` are added tokens that go."""
+
+    def write(self, kept: Collection[str], output: Path, ids: Mapping[str, int] | None) -> dict[str, int]:
+        """Write the form with the tokens of `kept` and return their new ids.
+
+        `ids` are the new ids that the leading form of the folder gave; None where this is the leading one.
+        """
+
+
+class JsonForm:
+    """tokenizer.json of the tokenizers library."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.document = read_json(path)
+        if not isinstance(self.document, dict):
+            raise MldebugError(f"{path} holds no JSON object", "is it really a tokenizer.json?")
+        documents.model_kind(self.document)
+        try:
+            self._ids = documents.document_ids(self.document)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise MldebugError(f"{path} is no tokenizer.json: {exc!r}", "save the tokenizer again") from exc
+
+    def ids(self) -> dict[str, int]:
+        return self._ids
+
+    def added(self) -> list[str]:
+        return [token["content"] for token in self.document.get("added_tokens") or []]
+
+    def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
+        return documents.read(self.document, specials, dropped)
+
+    def write(self, kept: Collection[str], output: Path, ids: Mapping[str, int] | None) -> dict[str, int]:
+        smaller = documents.write(self.document, kept)
+        write_json(output / "tokenizer.json", smaller)
+        return documents.document_ids(smaller)
+
+
+class WordsForm:
+    """vocab.json with merges.txt, vocab.json alone, or vocab.txt: the files of slow tokenizers.
+
+    They say nothing of the pipeline, so the kind is told by the tokens.
+    """
+
+    def __init__(self, path: Path, merges: Path | None = None) -> None:
+        self.path = path
+        self.merges_path = merges
+        self._ids = _read_words(path)
+        self.added_ids = {
+            token: id for token, id in read_object(path.parent / "added_tokens.json").items() if isinstance(id, int)
+        }
+        self.header, self.merges = _read_merges(merges) if merges is not None else ([], [])
+
+    def ids(self) -> dict[str, int]:
+        return {**self.added_ids, **self._ids}
+
+    def added(self) -> list[str]:
+        return list(self.added_ids)
+
+    def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
+        return documents.read(self._document(), specials, dropped)
+
+    def _document(self) -> dict[str, Any]:
+        """A tokenizer.json with as much in it as the choice of tokens looks at."""
+        model: dict[str, Any] = {"type": "WordLevel", "vocab": self._ids, "unk_token": _unknown(self._ids)}
+        steps: dict[str, Any] = {}
+        if self.merges_path is not None:
+            suffix = "</w>" if any(token.endswith("</w>") for token in self._ids) else None
+            suffixed = [left + right for left, right in self.merges]
+            suffix = suffix if any(token.endswith("</w>") for token in suffixed) else None
+            model.update(type="BPE", merges=list(self.merges), end_of_word_suffix=suffix)
+            if "Ġ" in self._ids or {*documents.byte_characters()} <= self._ids.keys():
+                steps["pre_tokenizer"] = {"type": "ByteLevel"}
+        elif any(token.startswith("##") for token in self._ids) or self.path.name == "vocab.txt":
+            model.update(type="WordPiece", continuing_subword_prefix="##")
+        added = [{"content": token, "id": id} for token, id in self.added_ids.items()]
+        return {"added_tokens": added, "model": model, **steps}
+
+    def write(self, kept: Collection[str], output: Path, ids: Mapping[str, int] | None) -> dict[str, int]:
+        keep = set(kept)
+        order = sorted((token for token in self._ids if token in keep), key=self._ids.__getitem__)
+        new = {token: index for index, token in enumerate(order)} if ids is None else {t: ids[t] for t in order}
+        if self.path.suffix == ".txt":
+            text = "".join(f"{token}\n" for token in order)
+            (output / self.path.name).write_text(text, encoding="utf-8")
+        else:
+            write_json(output / self.path.name, new)
+        if self.merges_path is not None:
+            lines = [f"{a} {b}" for a, b in self.merges if a in keep and b in keep and a + b in keep]
+            (output / self.merges_path.name).write_text("\n".join([*self.header, *lines, ""]), encoding="utf-8")
+        for token in sorted((t for t in self.added_ids if t in keep), key=self.added_ids.__getitem__):
+            new.setdefault(token, len(new) if ids is None else ids[token])
+        return new
+
+
+def _unknown(tokens: Collection[str]) -> str | None:
+    for token in ("[UNK]", "<unk>", "<UNK>", "unk", "UNK"):
+        if token in tokens:
+            return token
+    return None
+
+
+def _read_words(path: Path) -> dict[str, int]:
+    if path.suffix == ".json":
+        document = read_object(path)
+        if not document or not all(isinstance(id, int) for id in document.values()):
+            raise MldebugError(f"{path} is no table of tokens and ids", 'it should read {"token": 0, ...}')
+        return document
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise MldebugError(f"cannot read {path}: {exc}", "it should have one token a line, in UTF-8") from exc
+    if lines and not lines[-1]:
+        lines.pop()
+    ids: dict[str, int] = {}
+    for index, line in enumerate(lines):
+        ids[line.rstrip("\r")] = index
+    if not ids:
+        raise MldebugError(f"{path} is empty", "it should have one token a line")
+    return ids
+
+
+def _read_merges(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
+    """The comment at the top, and the merges. A third column (a count, in older files) is not read."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise MldebugError(f"cannot read {path}: {exc}", "it should have one merge a line, in UTF-8") from exc
+    header = [line for line in lines[:1] if line.startswith("#version")]
+    merges = []
+    for number, line in enumerate(lines[len(header) :], len(header) + 1):
+        parts = line.rstrip("\r").split(" ")
+        if not line.strip():
+            continue
+        if len(parts) not in (2, 3):
+            raise MldebugError(f"{path}, line {number} is no merge: {line!r}", "a merge is two tokens with a space")
+        merges.append((parts[0], parts[1]))
+    return header, merges
+
+
+def forms_in(directory: Path) -> list[Form]:
+    """The forms in the folder, the leading one first: it is the one that the libraries load."""
+    found: list[Form] = []
+    for names, make in _READERS:
+        for name in names:
+            path = directory / name
+            if path.is_file():
+                form = make(path)
+                if form is not None:
+                    found.append(form)
+    return found
+
+
+def _words(path: Path) -> Form:
+    merges = path.with_name("merges.txt")
+    return WordsForm(path, merges if path.name == "vocab.json" and merges.is_file() else None)
+
+
+_READERS: list[tuple[tuple[str, ...], Callable[[Path], Form | None]]] = [
+    (("tokenizer.json",), JsonForm),
+    (("vocab.json", "vocab.txt"), _words),
+]
