@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         diagnose,
         scalar_logger,
     )
+    from mldebug.tiny import TinyModelReport, tiny_model
 
 __version__ = "0.1.0"
 
@@ -31,10 +32,12 @@ __all__ = [
     "MldebugError",
     "NumericsError",
     "NumericsReport",
+    "TinyModelReport",
     "__version__",
     "check",
     "diagnose",
     "scalar_logger",
+    "tiny_model",
 ]
 
 # Public name -> the module that defines it. Type checkers read the imports above instead.
@@ -44,9 +47,11 @@ _HOMES = {
     "MldebugError": "mldebug.core.errors",
     "NumericsError": "mldebug.numerics",
     "NumericsReport": "mldebug.numerics",
+    "TinyModelReport": "mldebug.tiny",
     "check": "mldebug.numerics",
     "diagnose": "mldebug.numerics",
     "scalar_logger": "mldebug.numerics",
+    "tiny_model": "mldebug.tiny",
 }
 
 

@@ -29,6 +29,11 @@ COMMANDS = {
         "what does this look like?",
         "train a tiny T5 that overflows in fp16, and find the layer",
     ),
+    "tiny-model": (
+        "mldebug.cli._tiny_model",
+        "the real model is too big to try things on",
+        "make a tiny model with the same architecture, and check it",
+    ),
 }
 
 

@@ -66,14 +66,15 @@ class Facts:
         return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 
     def token(self, *names: str) -> int | None:
-        """A token id by the names its field may have; only top level and text configs count."""
-        for place in (self.config_dict, *(self.config_dict.get(name) for name in (*TEXT, "thinker_config"))):
-            for name in names:
-                value = place.get(name) if isinstance(place, dict) else None
-                if isinstance(value, (list, tuple)) and value:
-                    value = value[0]
-                if isinstance(value, int) and not isinstance(value, bool):
-                    return value
+        """A token id by the names its field may have: at the top, in the text configs, or anywhere."""
+        places = [self.config_dict, *(self.config_dict.get(name) for name in (*TEXT, "thinker_config"))]
+        found = [place[name] for place in places if isinstance(place, dict) for name in names if name in place]
+        found += [value for name in names for _path, key, value in walk(self.config_dict) if key == name]
+        for value in found:
+            if isinstance(value, (list, tuple)) and value:
+                value = value[0]
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
         return None
 
     @property
@@ -83,8 +84,9 @@ class Facts:
             rows = getattr(self.model.get_input_embeddings(), "num_embeddings", 0)
         except (NotImplementedError, AttributeError, TypeError):
             rows = 0
-        said = self.number("vocab_size", within=TEXT)
-        return int(min(rows, said) if rows and said else rows or said or 32)
+        tops = [self.config_dict, *(self.config_dict.get(name) for name in TEXT[:3])]
+        said = next((top["vocab_size"] for top in tops if isinstance(top, dict) and isinstance(top.get("vocab_size"), int)), 0)
+        return int(min(rows, said) if rows and said else rows or said or self.number("vocab_size") or 32)
 
     @property
     def special_ids(self) -> set[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mldebug.tiny._inputs_facts import AUDIO, TEXT, VISION, Facts
+from mldebug.tiny._inputs_more import GIVEN, MORE, documented
 
 Values = dict[str, Any]
 Maker = Callable[[Facts, Values], Any]
@@ -151,6 +152,21 @@ def _pixel_attention_mask(facts: Facts, made: Values) -> torch.Tensor:
     return torch.ones(facts.batch, *facts.size, dtype=torch.long)
 
 
+def _image_mask(facts: Facts, made: Values) -> torch.Tensor:
+    """One mark for each image of a row."""
+    image = made.get("pixel_values")
+    images = image.shape[1] if image is not None and image.dim() >= 5 else 1
+    return torch.ones(facts.batch, images, dtype=torch.bool)
+
+
+def _hidden(facts: Facts, _made: Values) -> torch.Tensor:
+    return facts.floats(facts.batch, facts.length, facts.number("hidden_size", "d_model", "hidden_dim", "dim", default=64))
+
+
+def _hidden_last(facts: Facts, _made: Values) -> torch.Tensor:
+    return facts.floats(facts.batch, facts.number("hidden_size", "d_model", "hidden_dim", "dim", default=64), facts.length)
+
+
 def _masked_patches(facts: Facts, _made: Values) -> torch.Tensor:
     rows, columns = _patch_grid(facts)
     tubelet = facts.number("tubelet_size")
@@ -265,7 +281,11 @@ def _mask_of(*names: str, dtype: torch.dtype = torch.long) -> Maker:
 
 
 def _input_ids(facts: Facts) -> list[Maker]:
-    return [_text, _codebooks_last, _codebooks_first]
+    if "MultipleChoice" in type(facts.model).__name__:
+        return [lambda facts, _made: facts.ids(facts.batch, 2, facts.length), _text]
+    if facts.value("num_codebooks", "n_codebooks", "num_quantizers") is not None:
+        return [_text, _codebooks_last, _codebooks_first]
+    return [_text]
 
 
 def _text(facts: Facts, _made: Values) -> torch.Tensor:
@@ -281,6 +301,8 @@ def _text(facts: Facts, _made: Values) -> torch.Tensor:
     plain = max(4 if pieces else 1, facts.length - len(pieces))
     if facts.positions:
         plain = max(1, min(plain, facts.positions - len(pieces)))
+    if facts.takes("image_embeds_position_mask"):  # these places are marked in the text, not filled with an id of their own
+        plain = max(plain, facts.number("latent_query_num", default=4) + 2)
     text = facts.ids(facts.batch, plain)
     eos = facts.token("eos_token_id")
     if eos is not None and 0 <= eos < facts.vocab and plain > 1:
@@ -350,7 +372,10 @@ def _decoder_ids(facts: Facts) -> list[Maker]:
 
 def _ones_like_ids(facts: Facts, made: Values) -> torch.Tensor:
     ids = made.get("input_ids")
-    return torch.ones(ids.shape[:2] if ids is not None else (facts.batch, facts.length), dtype=torch.long)
+    if ids is None:
+        return torch.ones(facts.batch, facts.length, dtype=torch.long)
+    choices = "MultipleChoice" in type(facts.model).__name__
+    return torch.ones(ids.shape if choices else ids.shape[:2], dtype=torch.long)
 
 
 def _token_types(facts: Facts, made: Values) -> torch.Tensor:
@@ -397,6 +422,7 @@ ALWAYS = (
     "image_position_ids", "input_features_mask", "feature_attention_mask", "padding_mask", "input_values_mask",
     "input_ids", "attention_mask", "decoder_input_ids", "bbox", "mm_token_type_ids", "qformer_input_ids",
     "past_time_features", "past_observed_mask", "future_values", "future_time_features",
+    *GIVEN,
 )  # fmt: skip
 
 # Kept out unless the forward cannot do without: other ways to give the same, and what is for generation.
@@ -405,10 +431,8 @@ NEVER = frozenset(("inputs_embeds", "encoder_outputs", "cache", "past_key_values
 
 def makers_for(facts: Facts, name: str) -> list[Maker]:
     """The shapes that a keyword may have, the likeliest first; none where its name says nothing."""
-    found = MAKERS.get(name)
-    if found is None:
-        return []
-    return found(facts)
+    found = MAKERS.get(name) or MORE.get(name)
+    return documented(facts, name) if found is None else found(facts)
 
 
 def _one(maker: Maker) -> Callable[[Facts], list[Maker]]:
@@ -429,7 +453,13 @@ MAKERS: dict[str, Callable[[Facts], list[Maker]]] = {
     "spatial_shapes": _one(lambda facts, _made: torch.tensor([_patch_grid(facts)] * facts.batch)),
     "pixel_position_ids": _one(_positions_of_patches),
     "image_position_ids": _one(_positions_of_patches),
-    "pixel_attention_mask": lambda facts: [_pixel_attention_mask, _patch_mask],
+    "pixel_attention_mask": lambda facts: [_pixel_attention_mask, _patch_mask, _image_mask],
+    "hidden_states": lambda facts: [_flat_patches] if facts.takes("grid_thw") else [_hidden, _hidden_last],
+    "encoder_hidden_states": _one(lambda facts, made: _hidden(facts, made)),
+    "query_embeds": _one(lambda facts, made: _hidden(facts, made)),
+    "inputs_embeds": _one(lambda facts, made: _hidden(facts, made)),
+    "latents": lambda facts: [_hidden_last, _hidden],
+    "merge_sizes": _one(lambda facts, _made: torch.tensor([facts.merge] * facts.batch)),
     "bool_masked_pos": _one(_masked_patches),
     "input_features": _features,
     "audio_input_features": _features,
