@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -61,7 +60,8 @@ def run_checks(subject: Subject) -> list[Check]:
     return checks
 
 
-def _guard(name: str, run: Callable[[], tuple[bool, str]]) -> Check:
+def _guard(name: str, run: Callable[[], tuple[bool | None, str]]) -> Check:
+    ok: bool | None
     try:
         ok, why = run()
     except Exception as exc:
@@ -163,8 +163,8 @@ def _reload(subject: Subject, reloaded: list[Any]) -> tuple[bool, str]:
     if trouble:
         return False, "; ".join(trouble)
     reloaded.append(again)
-    tied = f", {len(ties)} of them tied" if ties else ""
-    return True, f"all {len(before)} tensors bit-equal{f' (tied: {_groups(ties)})' if ties else tied}"
+    tied = f"; tied: {_groups(ties)}" if ties else ""
+    return True, f"all {len(before)} tensors bit-equal{tied}"
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -235,24 +235,29 @@ def _shown(inputs: Mapping[str, Any]) -> str:
     return ", ".join(shapes)
 
 
-def _generate(subject: Subject, model: Any, inputs: Mapping[str, Any]) -> tuple[bool, str]:
+def _generate(subject: Subject, model: Any, inputs: Mapping[str, Any]) -> tuple[bool | None, str]:
     if not getattr(model, "can_generate", lambda: False)():
-        return True, f"{type(model).__name__} does not generate"
+        return None, f"{type(model).__name__} does not generate"
     given = {
         name: value
         for name, value in inputs.items()
         if name not in ("labels", "decoder_input_ids", "return_loss", "decoder_attention_mask", "start_positions", "end_positions")
     }
-    before = given["input_ids"].shape[-1] if "input_ids" in given else 0
+    options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    settings = model.generation_config
+    said = ""
+    if model.config.is_encoder_decoder and settings.decoder_start_token_id is None and settings.bos_token_id is None:
+        start = settings.pad_token_id or 0
+        options["decoder_start_token_id"] = start
+        said = f" (from id {start}: the source names no start)"
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(subject.seed)
-        out = model.generate(**given, max_new_tokens=4, min_new_tokens=4, do_sample=False)
-    out = getattr(out, "sequences", out)
-    tokens = out if isinstance(out, torch.Tensor) else None
-    if tokens is None:
-        return True, f"gave {type(out).__name__}"
-    shape = tuple(tokens.shape)
-    return True, f"4 tokens: {tokens[0, -4:].tolist()}" if tokens.dim() == 2 and before >= 0 else f"gave {shape}"
+        out = model.generate(**given, **options)
+    tokens = getattr(out, "sequences", out)
+    if isinstance(tokens, torch.Tensor) and tokens.dim() == 2 and not tokens.is_floating_point():
+        return True, f"4 tokens: {tokens[0, -4:].tolist()}{said}"
+    shape = f" of shape {tuple(tokens.shape)}" if isinstance(tokens, torch.Tensor) else ""
+    return True, f"gave {type(tokens).__name__}{shape}{said}"
 
 
 def _backward(model: Any, inputs: Mapping[str, Any]) -> tuple[bool, str]:
@@ -320,4 +325,4 @@ def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-__all__ = ["Check", "Subject", "inspect", "run_checks"]
+__all__ = ["Check", "Subject", "run_checks"]

@@ -11,10 +11,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report."""
+    """One line of the report. `ok` is None where the check does not apply."""
 
     name: str
-    ok: bool
+    ok: bool | None
     why: str
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import linecache
 import re
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -189,14 +191,26 @@ def _believe(facts: Facts, exc: Exception, extra: list[str], inputs: Values) -> 
             return True
     for name in facts.parameters:
         missing = name not in inputs and name not in extra and name not in NEVER
-        if missing and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text) and makers_for(facts, name):
+        named = missing and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text)
+        if missing and (named or name in _none_at_fault(exc)) and makers_for(facts, name):
             extra.append(name)
             return True
     return False
 
 
+def _none_at_fault(exc: Exception) -> set[str]:
+    """The variables that are None in the lines on which a forward failed over None."""
+    if "NoneType" not in str(exc):
+        return set()
+    found: set[str] = set()
+    for frame, line in list(traceback.walk_tb(exc.__traceback__))[-4:]:
+        words = re.findall(r"[a-z]\w+", linecache.getline(frame.f_code.co_filename, line))
+        found |= {word for word in words if word in frame.f_locals and frame.f_locals[word] is None}
+    return found
+
+
 def _next_choice(facts: Facts) -> bool:
-    """Count on through the shapes of all inputs that have several, the last of them fastest."""
+    """Count on through the shapes of all inputs that have several, those with the fewest fastest."""
     several = [
         (name, len(makers_for(facts, name)))
         for name in (*ALWAYS, *facts.required())
@@ -204,7 +218,7 @@ def _next_choice(facts: Facts) -> bool:
     ]
     facts.count.clear()
     facts.image_size = facts.frames = None
-    for name, shapes in dict(several).items():
+    for name, shapes in sorted(dict(several).items(), key=lambda item: item[1]):
         now = facts.choice.get(name, 0) + 1
         if now < shapes:
             facts.choice[name] = now

@@ -435,6 +435,10 @@ def makers_for(facts: Facts, name: str) -> list[Maker]:
     return documented(facts, name) if found is None else found(facts)
 
 
+def _nothing(_facts: Facts, _made: Values) -> None:
+    """Left out."""
+
+
 def _one(maker: Maker) -> Callable[[Facts], list[Maker]]:
     return lambda _facts: [maker]
 
@@ -449,7 +453,7 @@ MAKERS: dict[str, Callable[[Facts], list[Maker]]] = {
     "grid_thw": _one(_grid_thw),
     "video_grid_thw": _one(_grid_thw),
     "image_grid_hw": _one(lambda facts, _made: torch.tensor([facts.grid[1:]] * facts.batch)),
-    "image_sizes": _one(_image_sizes),
+    "image_sizes": lambda facts: [_image_sizes, _nothing],  # some towers take none, though the forward does
     "spatial_shapes": _one(lambda facts, _made: torch.tensor([_patch_grid(facts)] * facts.batch)),
     "pixel_position_ids": _one(_positions_of_patches),
     "image_position_ids": _one(_positions_of_patches),

@@ -67,6 +67,13 @@ def _steps(width: str) -> Maker:
 # --- pictures with something beside them
 
 
+def _patch_sizes(facts: Facts, made: Values) -> torch.Tensor:
+    """Rows and columns of patches in each image."""
+    image = made.get("pixel_values")
+    height, width = image.shape[-2:] if image is not None and image.dim() >= 4 else facts.size
+    return torch.tensor([[max(1, height // facts.patch), max(1, width // facts.patch)]] * facts.batch)
+
+
 def _points(facts: Facts, _made: Values) -> torch.Tensor:
     height, width = facts.size
     return torch.tensor([[[[width / 2, height / 2]]]] * facts.batch, dtype=facts.dtype)
@@ -165,6 +172,7 @@ MORE: dict[str, Callable[[Facts], list[Maker]]] = {
     "returns_to_go": lambda facts: [_steps("none")],
     "timesteps": lambda facts: [lambda facts, _made: torch.arange(6).expand(facts.batch, -1)],
     "state": lambda facts: [lambda facts, _made: facts.floats(facts.batch, facts.number("max_state_dim", "state_dim", default=32))],
+    "target_sizes": lambda facts: [_patch_sizes],
     "input_points": lambda facts: [_points],
     "input_labels": lambda facts: [lambda facts, _made: torch.ones(facts.batch, 1, 1, dtype=torch.long)],
     "flattened_patches": lambda facts: [_patches_with_places],

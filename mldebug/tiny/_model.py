@@ -356,7 +356,10 @@ def _folder_beside(target: Path | None) -> Iterator[Path]:
 
 def _put(folder: Path, target: Path, force: bool) -> None:
     """The finished folder takes its name. An earlier one is moved aside first and removed last."""
-    folder.chmod(0o777 & ~_umask())
+    mask = _umask()
+    folder.chmod(0o777 & ~mask)
+    for file in folder.rglob("*"):  # some writers leave files that only their owner can read
+        file.chmod((0o777 if file.is_dir() else 0o666) & ~mask)
     old = None
     if target.is_dir() and any(target.iterdir()):
         old = folder.with_name(folder.name + ".old")
