@@ -22,11 +22,7 @@ class Facts:
         self.model = model
         self.config = model.config
         self.config_dict: dict[str, Any] = model.config.to_dict()
-        self.parameters = {
-            name: parameter
-            for name, parameter in inspect.signature(model.forward).parameters.items()
-            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        }
+        self.parameters = _named_parameters(model)
         self.batch = batch
         self.asked_length = length
         self.generator = torch.Generator().manual_seed(seed)
@@ -190,6 +186,19 @@ class Facts:
         plain = sorted(set(range(self.vocab)) - self.special_ids) or list(range(self.vocab))
         picks = self.ints(math.prod(shape), high=len(plain)).tolist()
         return torch.tensor([plain[pick] for pick in picks]).reshape(shape)
+
+
+def _named_parameters(model: Any) -> dict[str, inspect.Parameter]:
+    """The named parameters of the forward; where it only passes everything on, those of the class that it extends."""
+    for forward in (model.forward, *(kind.__dict__["forward"] for kind in type(model).__mro__ if "forward" in kind.__dict__)):
+        found = {
+            name: parameter
+            for name, parameter in inspect.signature(forward).parameters.items()
+            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) and name != "self"
+        }
+        if found:
+            return found
+    return {}
 
 
 def walk(config: dict[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
