@@ -1,0 +1,346 @@
+"""Builds a model from a shrunk config. Where that fails, shrinking is undone until it works, and the culprit named."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import inspect
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._quirks import CLASSES
+from mldebug.tiny._shrink import Shrunk, get_path, set_path
+
+SEARCH_SECONDS = 20.0  # for finding which field broke a build
+LARGEST = 30_000_000  # parameters that are built for real; a model with a field undone may have more
+
+
+@dataclass(frozen=True)
+class Built:
+    """A seeded model in eval mode, and the config that it was built from in the end."""
+
+    model: Any
+    shrunk: Shrunk
+    notes: list[str] = field(default_factory=list)
+
+
+def build(
+    shrunk: Shrunk,
+    *,
+    dtype: str | None = None,
+    seed: int = 0,
+    model_class: str | None = None,
+    trust_remote_code: bool = False,
+) -> Built:
+    """Make the model that `shrunk` describes, with random weights that depend on `seed` only.
+
+    The class is `model_class`, else the one that the config names under architectures, else the most complete one that
+    the auto classes have for the type. A config that cannot be built is an MldebugError that names what is wrong.
+
+        build(shrink(resolve("llama").config)).model
+    """
+    notes: list[str] = []
+    try:
+        cls = class_of(shrunk.config, model_class, trust_remote_code)
+        return Built(_make(cls, shrunk.config, dtype, seed, notes), shrunk, notes)
+    except MldebugError:
+        raise
+    except Exception as exc:
+        failure = exc
+    if isinstance(failure, ImportError):
+        raise MldebugError(_package(failure), "install that package") from failure
+    undone, culprits = _undo(shrunk, cls, failure, trust_remote_code)
+    named = ", ".join(f"{path} ({shrunk.changes[path][1]!r} back to {shrunk.changes[path][0]!r})" for path in culprits[:4])
+    count = _parameters_on_meta(cls, undone.config)
+    if count > LARGEST:
+        raise MldebugError(
+            f"{cls.__name__} cannot be built small: {_says(failure)}; it needs {named}, which makes {count:,} parameters",
+            f"set the field yourself, such as --set {culprits[0]}=...",
+        ) from failure
+    notes.append(f"{_says(failure)}: so not shrunk: {named}")
+    return Built(_make(cls, undone.config, dtype, seed, notes), undone, notes)
+
+
+def class_of(config: Mapping[str, Any], model_class: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The class of models that a config is for."""
+    import transformers
+
+    model_type = str(config.get("model_type"))
+    if model_class is not None:
+        found = getattr(transformers, model_class, None)
+        if found is None or not inspect.isclass(found):
+            import difflib
+
+            near = difflib.get_close_matches(model_class, dir(transformers), 1)
+            raise UsageError(f"transformers has no class {model_class}", f"did you mean {near[0]}?" if near else "see its documentation")
+        return _concrete(found, config)
+    auto_map = config.get("auto_map")
+    if trust_remote_code and isinstance(auto_map, Mapping):
+        for key in ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel"):
+            if key in auto_map:
+                from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+                return get_class_from_dynamic_module(auto_map[key], str(config.get("_name_or_path") or "."), local_files_only=True)
+    for name in config.get("architectures") or ():
+        found = getattr(transformers, str(name), None)
+        if inspect.isclass(found):
+            return found
+    if model_type in CLASSES:
+        return getattr(transformers, CLASSES[model_type])
+    for table in _TABLES:
+        name = _auto_names(table).get(model_type)
+        if isinstance(name, (list, tuple)):
+            name = name[0]
+        found = getattr(transformers, name, None) if name else None
+        if found is not None:
+            return found
+    found = _by_config_class(model_type)
+    if found is None:
+        raise MldebugError(
+            f"transformers has no model class for the type {model_type}", "it is part of another model: name that, or give a model class"
+        )
+    return found
+
+
+# The auto classes in the order in which their model is the most complete one. MODEL comes last: it has no head.
+_TABLES = (
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_PRETRAINING_MAPPING_NAMES", "MODEL_FOR_RNNT_MAPPING_NAMES",
+    "MODEL_FOR_TDT_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES", "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES",
+    "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES", "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
+    "MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING_NAMES", "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
+    "MODEL_FOR_INSTANCE_SEGMENTATION_MAPPING_NAMES", "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES", "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
+    "MODEL_FOR_KEYPOINT_DETECTION_MAPPING_NAMES", "MODEL_FOR_KEYPOINT_MATCHING_MAPPING_NAMES",
+    "MODEL_FOR_MASK_GENERATION_MAPPING_NAMES", "MODEL_FOR_TEXT_RECOGNITION_MAPPING_NAMES",
+    "MODEL_FOR_TABLE_RECOGNITION_MAPPING_NAMES", "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TO_IMAGE_MAPPING_NAMES", "MODEL_FOR_IMAGE_MATTING_MAPPING_NAMES", "MODEL_FOR_POSE_ESTIMATION_MAPPING_NAMES",
+    "MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING_NAMES", "MODEL_FOR_DECISION_MAPPING_NAMES", "MODEL_FOR_RETRIEVAL_MAPPING_NAMES",
+    "MODEL_MAPPING_NAMES", "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES", "MODEL_FOR_IMAGE_MAPPING_NAMES",
+    "MODEL_FOR_AUDIO_TOKENIZATION_NAMES", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_BACKBONE_MAPPING_NAMES",
+)  # fmt: skip
+
+
+def _auto_names(table: str) -> Mapping[str, Any]:
+    from transformers.models.auto import modeling_auto
+
+    names: Mapping[str, Any] = getattr(modeling_auto, table, {})
+    return names
+
+
+def _concrete(found: Any, config: Mapping[str, Any]) -> Any:
+    """An auto class stands for the class that it would make."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    mapping = getattr(found, "_model_mapping", None)
+    if mapping is None:
+        return found
+    config_class = CONFIG_MAPPING[str(config.get("model_type"))]
+    if config_class not in mapping:
+        raise UsageError(f"{found.__name__} has no model for the type {config.get('model_type')}", "choose another class, or none")
+    made = mapping[config_class]
+    return made[0] if isinstance(made, (list, tuple)) else made
+
+
+def _by_config_class(model_type: str) -> Any:
+    """The model in the config's own package that takes this config, such as the text tower of a pair."""
+    from transformers import PreTrainedModel
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config_class = CONFIG_MAPPING[model_type]
+    package = config_class.__module__.rpartition(".")[0]
+    try:
+        module = importlib.import_module(f"{package}.modeling_{package.rpartition('.')[2]}")
+    except ImportError:
+        return None
+    fits = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, PreTrainedModel) and value.__module__ == module.__name__
+        and value.__dict__.get("config_class", getattr(value, "config_class", None)) is config_class
+        and "forward" in vars(value)
+    ]  # fmt: skip
+    return fits[-1] if fits else None
+
+
+def config_of(config: Mapping[str, Any], cls: Any = None) -> Any:
+    """The config object of a plain config."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+
+    model_type = str(config.get("model_type"))
+    config_class = CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING_NAMES and not config.get("auto_map") else cls.config_class
+    return config_class.from_dict(copy.deepcopy(dict(config)))
+
+
+def _make(cls: Any, config: Mapping[str, Any], dtype: str | None, seed: int, notes: list[str]) -> Any:
+    import torch
+
+    made = config_of(config, cls)
+    wanted = _dtype(dtype) if dtype is not None else _own_dtype(made)
+    with _seeded(seed), _nan_memory():
+        model = cls._from_config(made, dtype=wanted)
+        lost = _fill_lost(model)
+    if lost:
+        notes.append(f"{len(lost)} tensors that {cls.__name__} leaves unset got random values, {lost[0]} first")
+    if wanted != torch.float32 and made.dtype is None:
+        made.dtype = wanted
+    return model.eval()
+
+
+def _own_dtype(config: Any) -> Any:
+    import torch
+
+    places = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}) or {})]
+    for place in places:
+        said = getattr(place, "dtype", None)
+        if said is not None:
+            return said if isinstance(said, torch.dtype) else _dtype(str(said))
+    return torch.float32
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    short = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
+    found = getattr(torch, short.get(name, name.removeprefix("torch.")), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise UsageError(f"{name} is no dtype that weights can have", "such as float32, bfloat16 or float16")
+    return found
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """All generators a model may draw from start at `seed`, and go on afterwards as if nothing had been drawn."""
+    import random
+
+    import numpy as np
+    import torch
+
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+@contextlib.contextmanager
+def _nan_memory() -> Iterator[None]:
+    """Memory that nobody sets is NaN, so that what a class forgets to initialise is seen and does not depend on chance."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+def _fill_lost(model: Any) -> list[str]:
+    """Give a value to each weight that is still NaN. Seeded, as it draws from the generator of the build."""
+    import torch
+
+    lost = []
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensor.is_floating_point() and not tensor.is_meta and bool(torch.isnan(tensor).any()):
+                tensor.copy_(torch.where(torch.isnan(tensor), torch.randn(tensor.shape, dtype=torch.float32).to(tensor) * 0.02, tensor))
+                lost.append(name)
+    return lost
+
+
+# --- undoing
+
+
+def _undo(shrunk: Shrunk, cls: Any, failure: Exception, trust_remote_code: bool) -> tuple[Shrunk, list[str]]:
+    """`shrunk` with as few fields as possible back at full size, so that it builds; and those fields.
+
+    Only the meta device is used. One field alone is tried first, then whole nested configs, then all fields, of which as
+    many as possible are shrunk again.
+    """
+    deadline = time.monotonic() + SEARCH_SECONDS
+    source = _with(shrunk, list(shrunk.changes))
+    wrong = _fails(cls, source.config)
+    if wrong is not None:
+        raise MldebugError(
+            f"the config of {shrunk.config.get('model_type')} cannot be built at full size either: {_says(wrong)}",
+            _missing(wrong, str(shrunk.config.get("model_type"))),
+        ) from failure
+    paths = [path for path in shrunk.changes if path not in shrunk.pinned]
+    levels = sorted({path.rpartition(".")[0] for path in paths})
+    groups = [[path] for path in paths] + [[path for path in paths if path.startswith(f"{level}.")] for level in levels if level]
+    for group in groups:
+        if time.monotonic() > deadline:
+            break
+        tried = _with(shrunk, group)
+        if _fails(cls, tried.config) is None:
+            return tried, group
+    back = list(paths)
+    for path in paths:
+        if time.monotonic() > deadline:
+            break
+        fewer = [other for other in back if other != path]
+        if _fails(cls, _with(shrunk, fewer).config) is None:
+            back = fewer
+    tried = _with(shrunk, back)
+    if (wrong := _fails(cls, tried.config)) is not None:
+        raise MldebugError(f"{cls.__name__} cannot be built with what was set: {_says(wrong)}", "change or leave out what --set gives")
+    return tried, back
+
+
+def _with(shrunk: Shrunk, paths: list[str]) -> Shrunk:
+    config = copy.deepcopy(shrunk.config)
+    for path in paths:
+        set_path(config, path, copy.deepcopy(shrunk.changes[path][0]))
+    changes = {path: pair for path, pair in shrunk.changes.items() if path not in paths}
+    return Shrunk(config, changes, shrunk.layer_map, shrunk.notes, shrunk.id_map, shrunk.layer_maps, shrunk.pinned)
+
+
+def _fails(cls: Any, config: Mapping[str, Any]) -> Exception | None:
+    import torch
+
+    try:
+        with torch.device("meta"):
+            cls._from_config(config_of(config, cls))
+    except Exception as exc:
+        return exc
+    return None
+
+
+def _parameters_on_meta(cls: Any, config: Mapping[str, Any]) -> int:
+    import torch
+
+    with torch.device("meta"):
+        model = cls._from_config(config_of(config, cls))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _says(exc: Exception) -> str:
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()] or [type(exc).__name__]
+    said = lines[1] if len(lines) > 1 and lines[0].startswith("Class validation error") else lines[0]
+    return said[:240]
+
+
+def _package(exc: ImportError) -> str:
+    return " ".join(str(exc).split())[:200] or "a package is missing"
+
+
+def _missing(exc: Exception, model_type: str) -> str:
+    return f"a field is missing or wrong: give a folder with the config.json of a {model_type} model"
+
+
+__all__ = ["Built", "build", "class_of", "config_of", "get_path"]

@@ -1,0 +1,257 @@
+"""What fields must be to each other. Met after the roles have had their say, by the sizes of the source and the new ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mldebug.tiny._roles import Level, is_int, is_ints, role_of
+
+if TYPE_CHECKING:
+    from mldebug.tiny._shrink import Setter
+
+POSITIONS = 128
+_HIDDEN = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "hidden_dim", "emb_dim", "width")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "encoder_attention_heads")
+
+
+def meet(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> None:
+    """Meet every constraint that the source meets."""
+    _positions(tree, setter)
+    _images(tree, before, setter)
+    for level in tree:
+        source = before[level.path].fields if level.path in before else {}
+        for rule in (_heads, _head_sums, _experts, _mamba, _stages, _rope, _groups):
+            rule(level, source, setter)
+
+
+def first(fields: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    return next((name for name in names if is_int(fields.get(name)) and fields[name] > 0), None)
+
+
+# --- attention
+
+
+def _heads(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
+    """Heads divide the width, and kv heads the heads."""
+    fields = level.fields
+    hidden = first(fields, _HIDDEN)
+    if hidden is None:
+        return
+    for key, value in list(fields.items()):
+        if role_of(key, value) != "heads" or not is_int(value) or value <= 0:
+            continue
+        width = _width_of(key, fields) or hidden
+        if source.get(width, 0) % max(1, source.get(key) or 1) == 0 and fields[width] % value:
+            setter.set(level, key, next(count for count in (value, 4, 2, 1) if count <= value and fields[width] % count == 0))
+    for key, value in list(fields.items()):
+        if role_of(key, value) == "kv" and is_int(value) and value > 0:
+            partner = first(fields, (key.replace("key_value", "attention"), *_HEADS))
+            if partner and source.get(partner, 0) % max(1, source.get(key, 1)) == 0 and fields[partner] % value:
+                setter.set(level, key, next(count for count in range(min(value, fields[partner]), 0, -1) if fields[partner] % count == 0))
+
+
+def _width_of(key: str, fields: Mapping[str, Any]) -> str | None:
+    """The width that heads with a prefix of their own belong to, such as decoder_hidden_size."""
+    prefix = key.split("_")[0]
+    return first(fields, tuple(f"{prefix}_{name}" for name in ("hidden_size", "embed_dim", "dim", "hidden_dim")))
+
+
+def _head_sums(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
+    fields = level.fields
+    nope, rope = fields.get("qk_nope_head_dim"), fields.get("qk_rope_head_dim")
+    if is_int(nope) and is_int(rope) and is_int(fields.get("qk_head_dim")):
+        setter.set(level, "qk_head_dim", int(nope or 0) + int(rope or 0))
+    if is_int(fields.get("head_dim")) and is_int(source.get("head_dim")):
+        for other in ("qk_rope_head_dim", "qk_head_dim", "v_head_dim", "query_pre_attn_scalar", "kv_channels", "attention_head_dim"):
+            if source.get(other) == source["head_dim"]:
+                setter.set(level, other, fields["head_dim"])
+        if is_int(source.get("query_pre_attn_scalar")) and source["query_pre_attn_scalar"] != source["head_dim"]:
+            hidden, heads = first(source, _HIDDEN), first(source, _HEADS)
+            if hidden and heads and source["query_pre_attn_scalar"] == source[hidden] // source[heads]:
+                setter.set(level, "query_pre_attn_scalar", fields[hidden] // fields[heads])
+            else:
+                ratio = source["query_pre_attn_scalar"] / source["head_dim"]
+                setter.set(level, "query_pre_attn_scalar", max(1, round(fields["head_dim"] * ratio)))
+    if is_int(source.get("hidden_size")) and is_int(source.get("num_attention_heads")) and is_int(source.get("attention_head_size")):
+        if source["attention_head_size"] * source["num_attention_heads"] == source["hidden_size"]:
+            setter.set(level, "attention_head_size", fields["hidden_size"] // fields["num_attention_heads"])
+
+
+def _rope(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
+    """Sections of rotary dimensions and factors for each of them follow the size of a head."""
+    fields = level.fields
+    size, old_size = head_size(fields), head_size(source)
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(fields.get(name), dict) and setter.free(level, name):
+            for place in _rope_dicts(fields[name]):
+                _one_rope(place, size, old_size, level, source)
+    for name in ("mrope_section", "rope_section", "xdrope_section"):
+        if is_ints(fields.get(name)) and size and old_size:
+            setter.set(level, name, spread(fields[name], max(len(fields[name]), round(sum(fields[name]) * size / old_size))))
+
+
+def head_size(fields: Mapping[str, Any]) -> float:
+    for name in ("qk_rope_head_dim", "rotary_dim", "head_dim"):
+        if is_int(fields.get(name)) and fields[name]:
+            return float(fields[name])
+    hidden, heads = first(fields, _HIDDEN), first(fields, _HEADS)
+    return fields[hidden] / fields[heads] if hidden and heads else 0.0
+
+
+def _rope_dicts(value: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield value
+    for item in value.values():
+        if isinstance(item, dict):
+            yield from _rope_dicts(item)
+
+
+def _one_rope(place: dict[str, Any], size: float, old_size: float, level: Level, source: Mapping[str, Any]) -> None:
+    for name in ("mrope_section", "xdrope_section", "mrope_sections"):
+        if is_ints(place.get(name)) and old_size:
+            place[name] = spread(place[name], max(1, round(sum(place[name]) * size / old_size)))
+    for name in ("short_factor", "long_factor", "long_mscale_", "short_mscale_"):
+        if isinstance(place.get(name), list) and old_size:
+            count = max(1, round(len(place[name]) * size / old_size))
+            place[name] = [place[name][number * len(place[name]) // count] for number in range(count)]
+    original = place.get("original_max_position_embeddings")
+    now, old = level.fields.get("max_position_embeddings"), source.get("max_position_embeddings")
+    if is_int(original) and is_int(now) and is_int(old) and old and now != old:
+        place["original_max_position_embeddings"] = max(1, min(int(original or 1), math.ceil(int(original or 1) * int(now or 1) / int(old or 1))))
+
+
+def spread(parts: list[int], total: int) -> list[int]:
+    """Numbers in the proportion of `parts` that sum to `total`, none of them 0 where it was not."""
+    if sum(parts) <= total:
+        return parts
+    made = [max(1 if part else 0, part * total // sum(parts)) for part in parts]
+    while sum(made) < total:
+        lacking = [part * total / sum(parts) - now for part, now in zip(parts, made, strict=True)]
+        made[lacking.index(max(lacking))] += 1
+    while sum(made) > total and max(made) > 1:
+        made[made.index(max(made))] -= 1
+    return made
+
+
+# --- experts, state spaces, stages
+
+
+def _experts(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
+    """Fewer experts are used than there are where that was so, and groups of experts stay groups."""
+    fields = level.fields
+    count = next((key for key, value in fields.items() if role_of(key, value) == "experts" and is_int(value) and value > 0), None)
+    top = next((key for key, value in fields.items() if role_of(key, value) == "topk" and is_int(value) and value > 0), None)
+    if count is None:
+        return
+    groups = fields.get("n_group")
+    if is_int(groups) and int(groups or 0) > 1:
+        setter.set(level, "n_group", 2)
+        if is_int(fields.get("topk_group")):
+            setter.set(level, "topk_group", 1 if source.get("topk_group", 1) < source.get("n_group", 1) else 2)
+    if top is not None and is_int(source.get(top)) and source[top] < source.get(count, 0) and fields[top] >= fields[count]:
+        setter.set(level, top, max(1, fields[count] - 1))
+    elif top is not None and fields[top] > fields[count]:
+        setter.set(level, top, fields[count])
+
+
+def _mamba(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
+    """Heads times head size is the inner width; states and groups divide it."""
+    fields = level.fields
+    for state in ("mamba_d_state", "state_size", "ssm_state_size", "d_state", "mamba_state_size"):
+        if is_int(fields.get(state)) and fields[state] > 16:
+            setter.set(level, state, 16)
+    for chunk in ("mamba_chunk_size", "chunk_size"):
+        if is_int(fields.get(chunk)) and fields[chunk] > 16 and any("mamba" in name or "ssm" in name or name == "state_size" for name in fields):
+            setter.set(level, chunk, 16)
+    hidden = first(fields, _HIDDEN)
+    for heads, size, expand, inner in (
+        ("mamba_n_heads", "mamba_d_head", "mamba_expand", "mamba_d_ssm"),
+        ("mamba_num_heads", "mamba_head_dim", "expand", "mamba_d_ssm"),
+        ("num_heads", "head_dim", "expand", "inner_size"),
+        ("n_mamba_heads", "mamba_headdim", "mamba_expand", "mamba_d_ssm"),
+    ):
+        if not (hidden and is_int(fields.get(heads)) and is_int(fields.get(expand))):
+            continue
+        width = fields.get(inner) if is_int(fields.get(inner)) else int(fields[expand] * fields[hidden])
+        if not is_int(source.get(size)):
+            continue
+        old = source.get(inner) if is_int(source.get(inner)) else source[expand] * source[hidden]
+        if source[heads] * source[size] == old or heads.startswith("mamba"):
+            setter.set(level, size, 16 if int(width or 0) % 16 == 0 else 8)
+            setter.set(level, heads, max(1, int(width or 0) // fields[size]))
+    for groups in ("mamba_n_groups", "n_groups", "mamba_ngroups"):
+        heads = next((name for name in ("mamba_n_heads", "mamba_num_heads", "num_heads") if is_int(fields.get(name))), "")
+        if is_int(fields.get(groups)) and heads and fields[groups] > 1 and fields[heads] % fields[groups]:
+            setter.set(level, groups, 2 if fields[heads] % 2 == 0 else 1)
+    for rank in ("time_step_rank", "mamba_dt_rank"):
+        if is_int(fields.get(rank)) and hidden:
+            setter.set(level, rank, min(fields[rank], max(1, math.ceil(fields[hidden] / 16))))
+
+
+def _stages(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
+    """A width that doubles with each stage ends as the last stage's."""
+    fields = level.fields
+    depths = fields.get("depths")
+    if is_ints(depths) and is_int(fields.get("embed_dim")) and is_int(source.get("hidden_size")) and is_int(source.get("embed_dim")):
+        factor = 2 ** (len(depths or []) - 1)
+        if source["hidden_size"] == source["embed_dim"] * factor:
+            setter.set(level, "embed_dim", 16)
+            setter.set(level, "hidden_size", 16 * factor)
+
+
+def _groups(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
+    """Groups of convolutions and norms divide the width."""
+    fields = level.fields
+    hidden = first(fields, _HIDDEN)
+    for key in ("num_conv_pos_embedding_groups", "num_groups", "q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups"):
+        if hidden and is_int(fields.get(key)) and fields[key] > 1 and fields[hidden] % fields[key] and source.get(hidden, 0) % fields[key] == 0:
+            setter.set(level, key, next(count for count in (8, 4, 2, 1) if fields[hidden] % count == 0))
+
+
+# --- positions and images
+
+
+def _positions(tree: Sequence[Level], setter: Setter) -> None:
+    for level in tree:
+        for key, value in list(level.fields.items()):
+            if role_of(key, value) == "positions" and is_int(value) and value > POSITIONS:
+                setter.set(level, key, POSITIONS)
+    for level in tree:
+        original, now = level.fields.get("original_max_position_embeddings"), level.fields.get("max_position_embeddings")
+        if is_int(original) and is_int(now) and original == now:
+            setter.set(level, "original_max_position_embeddings", max(1, int(original or 1) // 4))
+
+
+def _images(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> None:
+    """Images of 4 by 4 patches, or of what the stages divide; the same new size wherever it was the same."""
+    sizes: dict[int, int] = {}
+    fields = [
+        (level, key, value) for level in tree for key, value in level.fields.items()
+        if role_of(key, value) == "image" or (key in ("image_size", "img_size", "size") and isinstance(value, dict))
+    ]  # fmt: skip
+    for level, _key, value in fields:
+        unit = _image_unit(level, tree)
+        for item in value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]:
+            if is_int(item) and item > unit:
+                sizes[item] = min(item, max(sizes.get(item, 0), unit))
+    for level, key, value in fields:
+        if isinstance(value, dict):
+            new: Any = {name: sizes.get(item, item) for name, item in value.items()}
+        else:
+            new = [sizes.get(item, item) for item in value] if isinstance(value, list) else sizes.get(value, value)
+        if new != value:
+            setter.set(level, key, new)
+
+
+def _image_unit(level: Level, tree: Sequence[Level]) -> int:
+    places = [level, *(other for other in tree if other.parent is level), *([level.parent] if level.parent else [])]
+    for place in places:
+        patch = place.fields.get("patch_size", place.fields.get("patch_stride"))
+        patch = max(patch) if is_ints(patch) else patch
+        if is_int(patch):
+            stages = next((len(value) for key, value in place.fields.items() if role_of(key, value) == "stages"), 1)
+            if stages > 1:
+                return max(64, int(patch or 1) * 2 ** (stages - 1) * 2)
+            return int(patch or 1) * 4
+    return 64

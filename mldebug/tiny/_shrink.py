@@ -1,0 +1,217 @@
+"""A config at tiny sizes: fields change by their role, then constraints between them are met, then quirks."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._constraints import meet
+from mldebug.tiny._ids import map_ids
+from mldebug.tiny._layers import cut_layers
+from mldebug.tiny._quirks import SET
+from mldebug.tiny._roles import OPAQUE, Level, levels, role_of
+from mldebug.tiny._widths import head_dims, heads, widths
+
+RULES_VERSION = 1
+HIDDEN = 64  # the largest hidden size, where nothing is asked for
+VOCAB = 256
+WINDOW = 16
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A tiny config, and what became of the big one."""
+
+    config: dict[str, Any]
+    changes: dict[str, tuple[Any, Any]]  # dotted name -> (old, new)
+    layer_map: list[int]  # the layers of the main stack that stayed, by their old numbers
+    notes: list[str] = field(default_factory=list)
+    id_map: dict[int, int] = field(default_factory=dict)  # token ids that the config names: old -> new
+    layer_maps: dict[str, list[int]] = field(default_factory=dict)  # the same as layer_map for each field that counts layers
+    pinned: frozenset[str] = frozenset()  # what was set by hand
+
+
+def shrink(
+    config: Mapping[str, Any],
+    *,
+    layers: int | None = None,
+    hidden: int | None = None,
+    vocab: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    id_map: Mapping[int, int] | None = None,
+) -> Shrunk:
+    """Shrink a complete config (each field written out, as `resolve` gives it) without changing its architecture.
+
+    `layers` is the number of layers of each stack, `hidden` the largest hidden size, `vocab` the largest vocabulary.
+    `overrides` sets fields by dotted names, nested configs field by field; the rest follows them. With `id_map` the
+    tokenizer was shrunk: ids go through it and the vocabulary is as large as it.
+
+        shrink(resolve("llama").config, layers=2).config["num_key_value_heads"]
+    """
+    source = copy.deepcopy(dict(config))
+    tiny = copy.deepcopy(source)
+    asked = dict(_flat(overrides or {}))
+    pins = _check(source, asked)
+    notes: list[str] = []
+    before = {level.path: level for level in levels(source)}
+    tree = list(levels(tiny))
+    maps: dict[str, list[int]] = {}
+    for level in tree:
+        for key, kept in cut_layers(level, layers, asked, notes).items():
+            maps[level.at(key)] = kept
+    for path, value in asked.items():
+        set_path(tiny, path, copy.deepcopy(value))
+    tree = list(levels(tiny))
+    setter = Setter(tiny, pins)
+    widths(tree, before, setter, hidden or HIDDEN)
+    for level in tree:
+        heads(level, before[level.path].fields if level.path in before else {}, setter)
+        head_dims(level, before[level.path].fields if level.path in before else {}, setter)
+        _sizes(level, setter)
+    found_ids = map_ids(tree, setter, vocab or VOCAB, id_map, notes)
+    for level in tree:
+        for name, value in SET.get(level.type, {}).items():
+            setter.path(level.at(name), value(level.fields) if callable(value) else value)
+    meet(tree, before, setter)
+    main = next((kept for path, kept in maps.items() if "vision" not in path and "audio" not in path), next(iter(maps.values()), []))
+    return Shrunk(tiny, changes_of(source, tiny), main, notes, found_ids, maps, pins)
+
+
+class Setter:
+    """Changes fields, but for those that were set by hand."""
+
+    def __init__(self, config: dict[str, Any], pins: frozenset[str]) -> None:
+        self.config = config
+        self.pins = pins
+
+    def set(self, level: Level, key: str, value: Any) -> None:
+        if level.at(key) not in self.pins and not any(pin.startswith(level.at(key) + ".") for pin in self.pins):
+            level.fields[key] = value
+
+    def free(self, level: Level, key: str) -> bool:
+        return level.at(key) not in self.pins
+
+    def path(self, path: str, value: Any) -> None:
+        if path in self.pins:
+            return
+        *parents, key = path.split(".")
+        place: Any = self.config
+        for name in parents:
+            place = place.get(name) if isinstance(place, dict) else None
+        if isinstance(place, dict) and key in place:
+            place[key] = copy.deepcopy(value)
+
+
+# --- what is set by hand
+
+
+def _check(config: dict[str, Any], asked: Mapping[str, Any]) -> frozenset[str]:
+    """Refuse names that the config does not have."""
+    for path, value in asked.items():
+        *parents, key = path.split(".")
+        place: Any = config
+        for count, name in enumerate(parents):
+            if not isinstance(place.get(name), dict):
+                raise _unknown(config, path, ".".join(parents[: count + 1]), place, name)
+            place = place[name]
+        if key not in place:
+            raise _unknown(config, path, path, place, key)
+        if isinstance(place[key], dict) and place[key] and not isinstance(value, dict) and value is not None:
+            inner = f"{path}.{next(iter(place[key]))}"
+            raise UsageError(f"{path} holds fields of its own, and was given {value!r}", f"set one of them, such as {inner}")
+    return frozenset(asked)
+
+
+def _flat(overrides: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    """Overrides by dotted name; a dict for a nested config sets the fields that it has, and no others."""
+    found: list[tuple[str, Any]] = []
+    for name, value in overrides.items():
+        here = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping) and value and name not in OPAQUE:
+            found += _flat(value, here)
+        else:
+            found.append((here, value))
+    return found
+
+
+def _unknown(config: dict[str, Any], asked: str, wrong: str, place: Any, key: str) -> UsageError:
+    """The nearest name: at the same place first, then anywhere."""
+    everywhere = [level.at(name) for level in levels(config) for name in level.fields]
+    here = difflib.get_close_matches(key, [str(name) for name in place], 1, 0.75) if isinstance(place, dict) else []
+    prefix = wrong.rpartition(".")[0]
+    if here:
+        near = f"{prefix}.{here[0]}" if prefix else here[0]
+    else:
+        same = [path for path in everywhere if path.rpartition(".")[2] == asked.rpartition(".")[2]]
+        near = next(iter(same or difflib.get_close_matches(asked, everywhere, 1, 0.4)), "")
+    if wrong != asked and near == wrong.rpartition(".")[0]:
+        near = ""
+    return UsageError(f"the config has no field {asked}", f"did you mean {near}?" if near else "see the config.json of the source")
+
+
+# --- sizes that stand by themselves
+
+
+def _sizes(level: Level, setter: Setter) -> None:
+    for key, value in list(level.fields.items()):
+        rule = _SIZES.get(role_of(key, value) or "")
+        if rule is not None:
+            new = [rule(item, level) for item in value] if isinstance(value, list) else rule(value, level)
+            if new != value:
+                setter.set(level, key, new)
+
+
+def _most(limit: int) -> Callable[[int, Level], int]:
+    return lambda value, level: min(value, limit) if value > 0 else value
+
+
+def _stage(value: int, level: Level) -> int:
+    # Windows shift in every second layer of a stage.
+    return min(value, 2 if "window_size" in level.fields or "window_size_per_stage" in level.fields else 1)
+
+
+_SIZES: dict[str, Callable[[int, Level], int]] = {
+    "stages": _stage,
+    "window": _most(WINDOW),
+    "experts": _most(4),
+    "topk": _most(2),
+    "queries": _most(8),
+    "grid": _most(64),
+}
+
+
+# --- changes
+
+
+def changes_of(source: Mapping[str, Any], tiny: Mapping[str, Any], path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted name -> (old, new) of each field that differs."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key, new in tiny.items():
+        here = f"{path}.{key}" if path else str(key)
+        old = source.get(key)
+        if isinstance(new, dict) and isinstance(old, dict) and key not in OPAQUE:
+            found |= changes_of(old, new, here)
+        elif old != new:
+            found[here] = (old, new)
+    return found
+
+
+def get_path(config: Mapping[str, Any], path: str) -> Any:
+    place: Any = config
+    for name in path.split("."):
+        if not isinstance(place, Mapping) or name not in place:
+            raise MldebugError(f"the config has no field {path}")
+        place = place[name]
+    return place
+
+
+def set_path(config: dict[str, Any], path: str, value: Any) -> None:
+    *parents, key = path.split(".")
+    place = config
+    for name in parents:
+        place = place[name]
+    place[key] = value

@@ -1,0 +1,174 @@
+"""Widths, heads and head sizes: one scale for all widths of a model, so that equal ones stay equal and relations hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mldebug.tiny._roles import Level, is_int, role_of
+
+if TYPE_CHECKING:
+    from mldebug.tiny._shrink import Setter
+
+UNIT = 16  # hidden sizes are multiples of it: 4 heads of an even size fit, in two dimensions too
+STEP = 8  # other widths
+
+
+def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, largest: int) -> None:
+    """Scale every width. Values are mapped, not fields: what was equal anywhere in the model stays equal."""
+    hidden: set[int] = set()
+    others: set[int] = set()
+    staged = False
+    fields = [(level, key, value, role_of(key, value)) for level in tree for key, value in level.fields.items()]
+    for level, key, value, role in fields:
+        items = value if isinstance(value, list) else [value]
+        if role == "hidden":
+            hidden.update(items)
+            staged = staged or (isinstance(value, list) and len(set(value)) > 1)
+        elif role == "width":
+            others.update(items)
+    if not hidden | others:
+        return
+    mapping = width_map(hidden, others, 2 * largest if staged and largest >= 64 else largest)
+    for level, key, value, role in fields:
+        if role in ("hidden", "width"):
+            new = [mapping.get(item, item) for item in value] if isinstance(value, list) else mapping.get(value, value)
+            if new != value:
+                setter.set(level, key, new)
+
+
+def width_map(hidden: set[int], others: set[int], largest: int) -> dict[int, int]:
+    """Old width -> new width: divided by one number, rounded, in the same order, distinct where they were."""
+    top = max(hidden or others)
+    if top <= largest and max(hidden | others) <= 4 * largest:
+        return {}
+    scale = max(1.0, top / largest)
+    mapping: dict[int, int] = {}
+    last = 0
+    unit = UNIT if largest >= 2 * UNIT else max(2, largest // 4 * 2)
+    for old in sorted(hidden | others):
+        if old <= unit:
+            mapping[old] = old
+            last = max(last, old)
+            continue
+        step = unit if old in hidden else min(STEP, unit)
+        new = max(step, round(old / scale / step) * step)
+        while new <= last:
+            new += step
+        if new > old:
+            new = old
+        mapping[old] = last = new
+    return mapping
+
+
+def heads(level: Level, before: Mapping[str, Any], setter: Setter) -> None:
+    """Fewer heads of the same kind: MHA stays MHA, one kv head stays one, and true groups stay true groups."""
+    names = {key: value for key, value in before.items() if role_of(key, value) == "heads"}
+    kv_names = {key: value for key, value in before.items() if role_of(key, value) == "kv"}
+    stages = {}
+    for key, value in names.items():
+        if isinstance(value, list):
+            stages[key] = value
+            if key in level.fields and isinstance(level.fields[key], list):
+                setter.set(level, key, [_staged(item, min(value)) for item in level.fields[key]])
+        elif key in level.fields and is_int(level.fields[key]):
+            setter.set(level, key, few(value))
+    for key, value in kv_names.items():
+        partner = _partner(key, names)
+        old_heads = before.get(partner) if partner else None
+        new_heads = level.fields.get(partner) if partner else None
+        if isinstance(value, list):
+            if isinstance(old_heads, list) and isinstance(new_heads, list) and isinstance(level.fields.get(key), list):
+                setter.set(level, key, [_kv(kv, max(old_heads), max(new_heads)) for kv in level.fields[key]])
+            elif is_int(old_heads) and is_int(new_heads) and isinstance(level.fields.get(key), list):
+                setter.set(level, key, [_kv(kv, int(old_heads or 0), int(new_heads or 0)) for kv in level.fields[key]])
+            continue
+        if is_int(old_heads) and is_int(new_heads) and is_int(level.fields.get(key)):
+            setter.set(level, key, _kv(value, int(old_heads or 0), int(new_heads or 0)))
+        elif key in level.fields and is_int(level.fields[key]):
+            setter.set(level, key, min(value, 2))
+
+
+def few(count: int) -> int:
+    """4 heads, or as many as there are."""
+    return 4 if count >= 4 else 2 if count == 3 else count
+
+
+def _staged(count: int, least: int) -> int:
+    ratio = max(1, count // max(1, least))
+    return min(8, ratio)
+
+
+def _kv(kv: int, old_heads: int, new_heads: int) -> int:
+    if kv >= old_heads:
+        return new_heads
+    if kv <= 1:
+        return kv
+    for candidate in (new_heads // 2, new_heads // 3):
+        if candidate > 1 and new_heads % candidate == 0:
+            return candidate
+    return 1
+
+
+def _partner(key: str, names: Mapping[str, Any]) -> str | None:
+    """The field of query heads that a field of kv heads belongs to."""
+    guesses = [
+        key.replace("key_value_heads", "attention_heads"), key.replace("key_value_heads", "heads"), key.replace("_kv_heads", "_heads"),
+        key.replace("kv_heads", "attention_heads"), key.replace("_kv", ""), key.replace("kv_", ""), "num_attention_heads", "n_heads", "n_head",
+        "num_heads", "attention_heads", "encoder_attention_heads",
+    ]  # fmt: skip
+    return next((name for name in guesses if name in names), None)
+
+
+_MAIN_HIDDEN = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "hidden_dim", "emb_dim", "width")
+_MAIN_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "encoder_attention_heads")
+
+
+def head_dims(level: Level, before: Mapping[str, Any], setter: Setter) -> None:
+    """Head sizes: width / heads where that is what they were, wider or narrower where they were, the rest to scale."""
+    names = {
+        key: value for key, value in before.items()
+        if role_of(key, value) == "head_dim" and is_int(value) and value > 0 and is_int(level.fields.get(key))
+    }  # fmt: skip
+    if not names:
+        return
+    hidden = next((key for key in _MAIN_HIDDEN if is_int(before.get(key)) and before[key]), None)
+    count = next((key for key in _MAIN_HEADS if is_int(before.get(key)) and before[key]), None)
+    main = next((key for key in ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "dim_head", "d_head") if key in names), None)
+    if main is not None and hidden and count and "kv_lora_rank" not in before:
+        natural = before[hidden] / before[count]
+        now = level.fields[hidden] // max(1, level.fields[count])
+        ratio = names[main] / natural
+        if abs(ratio - 1) < 1e-6:
+            new = now
+        elif ratio > 1:
+            new = max(now + 4, _round(now * min(ratio, 2.0)))
+        else:
+            new = max(2, min(now - 4 if now > 4 else now // 2, _round(now * ratio))) if now > 2 else now
+        new = min(new, names[main])
+        scale = names[main] / new
+    else:
+        largest = max(names.values())
+        scale = max(1.0, largest / (32 if largest >= 4 * min(names.values()) else 24 if _odd(largest) else 16))
+    taken: dict[int, int] = {}
+    for key, value in sorted(names.items(), key=lambda item: (item[0] != main, item[1])):
+        size = taken.get(value) or max(4, _round(value / scale)) if value > 4 else value
+        while value not in taken and size in taken.values() and size < value:
+            size += 4
+        size = min(size, value)
+        taken[value] = size
+        setter.set(level, key, size)
+    for place in (level.fields.get("per_layer_config"),):
+        if isinstance(place, dict):
+            for layer in place.values():
+                for key in list(layer):
+                    if role_of(key, layer[key]) == "head_dim":
+                        layer[key] = taken.get(layer[key]) or max(4, _round(layer[key] / scale))
+
+
+def _odd(value: int) -> bool:
+    return value % 3 == 0
+
+
+def _round(value: float) -> int:
+    return max(4, round(value / 4) * 4)
