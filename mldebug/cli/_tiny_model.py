@@ -35,9 +35,13 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="A.B=C", help="set a field of the config; repeatable"
     )
-    parser.add_argument("--budget", metavar="SIZE", help="what the weights may take, such as 1MB; else the largest are named")
+    parser.add_argument(
+        "--budget", metavar="SIZE", help="what the weights may take, such as 1MB; else the largest are named"
+    )
     parser.add_argument("--tokenizer", metavar="DIR", help="shrink this tokenizer with the model")
-    parser.add_argument("--class", dest="model_class", metavar="NAME", help="the model's class, such as LlamaForCausalLM")
+    parser.add_argument(
+        "--class", dest="model_class", metavar="NAME", help="the model's class, such as LlamaForCausalLM"
+    )
     parser.add_argument("--from-recipe", metavar="FILE", help="rebuild what a mldebug_recipe.json names")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that the source brings with it")
     parser.add_argument("--offline", action="store_true", help="never use the network")
@@ -99,12 +103,20 @@ def _value(text: str) -> Any:
 
 def _alone(args: argparse.Namespace) -> None:
     """A recipe says all about what it makes."""
-    given = [name for name in ("source", "layers", "hidden", "vocab", "dtype", "set", "tokenizer", "model_class") if getattr(args, name)]
+    given = [
+        name
+        for name in ("source", "layers", "hidden", "vocab", "dtype", "set", "tokenizer", "model_class")
+        if getattr(args, name)
+    ]
     if args.seed:
         given.append("seed")
     if given:
-        named = ", ".join("SOURCE" if name == "source" else f"--{name.replace('model_class', 'class')}" for name in given)
-        raise UsageError(f"--from-recipe is given with {named}", "the recipe holds these: leave them out, or build from SOURCE anew")
+        named = ", ".join(
+            "SOURCE" if name == "source" else f"--{name.replace('model_class', 'class')}" for name in given
+        )
+        raise UsageError(
+            f"--from-recipe is given with {named}", "the recipe holds these: leave them out, or build from SOURCE anew"
+        )
 
 
 def _number(text: str) -> int:

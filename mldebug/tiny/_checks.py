@@ -106,7 +106,9 @@ def _dtypes(model: Any, folder: Path, asked: torch.dtype) -> tuple[bool, str]:
                 saved = opened.get_slice(name).get_dtype()
                 if name in state and _SAVED.get(state[name].dtype, saved) != saved:
                     return False, f"{name} is {_dtype(state[name].dtype)} and was saved as {saved}"
-    return True, ", ".join(f"{_dtype(dtype)} ({len(names)})" for dtype, names in counts.items()) or "no float parameters"
+    return True, ", ".join(
+        f"{_dtype(dtype)} ({len(names)})" for dtype, names in counts.items()
+    ) or "no float parameters"
 
 
 _SAVED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float64: "F64"}
@@ -129,7 +131,11 @@ def _shapes(model: Any, reference: Callable[[], Any] | None) -> tuple[bool, str]
         for name, shape in wide.items()
         if name in shapes and len(shapes[name]) == 2 and shapes[name][0] < 4 * shapes[name][1]
     ]
-    return (False, f"a size was left behind: {_some(grown)}") if grown else (True, "wide matrices are wide in the source too")
+    return (
+        (False, f"a size was left behind: {_some(grown)}")
+        if grown
+        else (True, "wide matrices are wide in the source too")
+    )
 
 
 def _reload(subject: Subject, reloaded: list[Any]) -> tuple[bool, str]:
@@ -145,14 +151,14 @@ def _reload(subject: Subject, reloaded: list[Any]) -> tuple[bool, str]:
     before, after = subject.model.state_dict(), again.state_dict()
     trouble = [
         f"{len(names)} {label}: {_some(sorted(map(str, names)))}"
-        for label, key in (("re-initialised", "missing_keys"), ("not used", "unexpected_keys"), ("of another shape", "mismatched_keys"))
+        for label, key in (
+            ("re-initialised", "missing_keys"),
+            ("not used", "unexpected_keys"),
+            ("of another shape", "mismatched_keys"),
+        )
         if (names := info.get(key))
     ]
-    differing = [
-        name
-        for name, tensor in before.items()
-        if name not in after or not _same(tensor, after[name])
-    ]
+    differing = [name for name, tensor in before.items() if name not in after or not _same(tensor, after[name])]
     if differing:
         trouble.append(f"{len(differing)} of {len(before)} tensors differ: {_some(differing)}")
     if extra := sorted(set(after) - set(before)):
@@ -170,7 +176,10 @@ def _reload(subject: Subject, reloaded: list[Any]) -> tuple[bool, str]:
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    raw_a, raw_b = (tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor for tensor in (a, b))
+    raw_a, raw_b = (
+        tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
+        for tensor in (a, b)
+    )
     return torch.equal(raw_a, raw_b)
 
 
@@ -241,7 +250,15 @@ def _generate(subject: Subject, model: Any, inputs: Mapping[str, Any]) -> tuple[
     given = {
         name: value
         for name, value in inputs.items()
-        if name not in ("labels", "decoder_input_ids", "return_loss", "decoder_attention_mask", "start_positions", "end_positions")
+        if name
+        not in (
+            "labels",
+            "decoder_input_ids",
+            "return_loss",
+            "decoder_attention_mask",
+            "start_positions",
+            "end_positions",
+        )
     }
     options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     settings = model.generation_config
@@ -269,14 +286,21 @@ def _backward(model: Any, inputs: Mapping[str, Any]) -> tuple[bool, str]:
     loss.backward()
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     without = [name for name, parameter in named if parameter.grad is None]
-    bad = [name for name, parameter in named if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())]
+    bad = [
+        name
+        for name, parameter in named
+        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+    ]
     model.zero_grad()
     if bad:
         return False, f"the gradient is not finite: {_some(bad)}"
     if len(without) == len(named):
         return False, "no parameter got a gradient"
     if without:
-        return True, f"{len(named) - len(without)} of {len(named)} parameters got a gradient; without: {_some(without, 6)}"
+        return (
+            True,
+            f"{len(named) - len(without)} of {len(named)} parameters got a gradient; without: {_some(without, 6)}",
+        )
     return True, f"all {len(named)} parameters got a gradient"
 
 

@@ -52,7 +52,15 @@ def _vocab(config: Mapping[str, Any]) -> int | None:
     """The text vocabulary of a config, its own or that of the text config in it."""
     if isinstance(config.get("vocab_size"), int):
         return int(config["vocab_size"])
-    for name in ("text_config", "language_config", "llm_config", "decoder", "decoder_config", "text_encoder", "thinker_config"):
+    for name in (
+        "text_config",
+        "language_config",
+        "llm_config",
+        "decoder",
+        "decoder_config",
+        "text_encoder",
+        "thinker_config",
+    ):
         if isinstance(config.get(name), Mapping) and (found := _vocab(config[name])):
             return found
     return None
@@ -60,8 +68,14 @@ def _vocab(config: Mapping[str, Any]) -> int | None:
 
 def _ids(config: Mapping[str, Any], path: str, vocab: int | None) -> Iterator[tuple[str, int, int | None]]:
     """(path, id, the vocabulary it is of). Where a level has several vocabularies the largest counts."""
-    sizes = [value for key, value in config.items() if "vocab" in str(key) and isinstance(value, int) and not isinstance(value, bool)]
-    sizes += [value for key, value in config.items() if key in ("codebook_size", "num_codes") and isinstance(value, int)]
+    sizes = [
+        value
+        for key, value in config.items()
+        if "vocab" in str(key) and isinstance(value, int) and not isinstance(value, bool)
+    ]
+    sizes += [
+        value for key, value in config.items() if key in ("codebook_size", "num_codes") and isinstance(value, int)
+    ]
     limit = max(sizes) if sizes else (_vocab(config) or vocab)
     for key, value in config.items():
         here = f"{path}.{key}" if path else str(key)
@@ -86,7 +100,9 @@ def _clash(source: Mapping[str, Any], tiny: Mapping[str, Any]) -> str:
         if isinstance(new, Mapping) and isinstance(old, Mapping):
             if said := _clash(old, new):
                 return said
-        elif is_id(str(key)) and isinstance(old, int) and isinstance(new, int) and old >= 0 and not isinstance(new, bool):
+        elif (
+            is_id(str(key)) and isinstance(old, int) and isinstance(new, int) and old >= 0 and not isinstance(new, bool)
+        ):
             name, other = met.setdefault(new, (str(key), old))
             if other != old:
                 return f"{name} and {key} were {other} and {old}, and are both {new}"
@@ -94,7 +110,9 @@ def _clash(source: Mapping[str, Any], tiny: Mapping[str, Any]) -> str:
 
 
 # Written by save_pretrained or set by hand, and no part of the architecture.
-_UNIMPORTANT = frozenset(("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "_commit_hash", "auto_map"))
+_UNIMPORTANT = frozenset(
+    ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "_commit_hash", "auto_map")
+)
 
 
 def check_diff(model: Any, source: Mapping[str, Any], changes: Mapping[str, tuple[Any, Any]]) -> tuple[bool, str]:

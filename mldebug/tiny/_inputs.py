@@ -139,7 +139,9 @@ def _rows(found: Any) -> int | None:
     """How many feature vectors there are in what a get_..._features returned."""
     pooled = getattr(found, "pooler_output", None)
     if pooled is None:
-        pooled = getattr(found, "last_hidden_state", None) if not isinstance(found, (list, tuple, torch.Tensor)) else found
+        pooled = (
+            getattr(found, "last_hidden_state", None) if not isinstance(found, (list, tuple, torch.Tensor)) else found
+        )
     if isinstance(pooled, torch.Tensor):
         return pooled.numel() // pooled.shape[-1] if pooled.dim() > 1 else 1
     if isinstance(pooled, (list, tuple)):

@@ -81,7 +81,9 @@ class Facts:
         except (NotImplementedError, AttributeError, TypeError):
             rows = 0
         tops = [self.config_dict, *(self.config_dict.get(name) for name in TEXT[:3])]
-        said = next((top["vocab_size"] for top in tops if isinstance(top, dict) and isinstance(top.get("vocab_size"), int)), 0)
+        said = next(
+            (top["vocab_size"] for top in tops if isinstance(top, dict) and isinstance(top.get("vocab_size"), int)), 0
+        )
         return int(min(rows, said) if rows and said else rows or said or self.number("vocab_size") or 32)
 
     @property
@@ -107,7 +109,9 @@ class Facts:
     def length(self) -> int:
         most = self.positions or 1 << 30
         padding = self.number("pad_token_id", within=TEXT)
-        slack = padding + 1 if "roberta" in self.config.model_type or "roberta" in type(self.model).__name__.lower() else 0
+        slack = (
+            padding + 1 if "roberta" in self.config.model_type or "roberta" in type(self.model).__name__.lower() else 0
+        )
         return max(1, min(self.asked_length or 16, most - slack))
 
     # --- images
@@ -135,7 +139,10 @@ class Facts:
             return self.image_size
         value = self.value("image_size", "img_size", "input_size", within=VISION)
         if isinstance(value, dict):
-            value = [value.get("height", value.get("shortest_edge", 32)), value.get("width", value.get("shortest_edge", 32))]
+            value = [
+                value.get("height", value.get("shortest_edge", 32)),
+                value.get("width", value.get("shortest_edge", 32)),
+            ]
         if isinstance(value, (list, tuple)) and len(value) >= 2 and all(isinstance(item, int) for item in value):
             return int(value[-2]), int(value[-1])
         if isinstance(value, (list, tuple)) and len(value) == 1:
@@ -147,9 +154,18 @@ class Facts:
 
     @property
     def merge(self) -> int:
-        return self.number(
-            "spatial_merge_size", "merge_size", "spatial_merge_unit", "merge_kernel_size", "hidden_stride", within=VISION, default=1
-        ) or 1
+        return (
+            self.number(
+                "spatial_merge_size",
+                "merge_size",
+                "spatial_merge_unit",
+                "merge_kernel_size",
+                "hidden_stride",
+                within=VISION,
+                default=1,
+            )
+            or 1
+        )
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -190,7 +206,10 @@ class Facts:
 
 def _named_parameters(model: Any) -> dict[str, inspect.Parameter]:
     """The named parameters of the forward; where it only passes everything on, those of the class that it extends."""
-    for forward in (model.forward, *(kind.__dict__["forward"] for kind in type(model).__mro__ if "forward" in kind.__dict__)):
+    for forward in (
+        model.forward,
+        *(kind.__dict__["forward"] for kind in type(model).__mro__ if "forward" in kind.__dict__),
+    ):
         found = {
             name: parameter
             for name, parameter in inspect.signature(forward).parameters.items()

@@ -40,13 +40,20 @@ def _candidates(facts: Facts, inputs: Values) -> Iterator[Values]:
     if facts.takes("return_loss"):
         yield {"return_loss": True}
     if facts.takes("start_positions") and facts.takes("end_positions"):
-        yield {"start_positions": torch.zeros(facts.batch, dtype=torch.long), "end_positions": torch.ones(facts.batch, dtype=torch.long)}
+        yield {
+            "start_positions": torch.zeros(facts.batch, dtype=torch.long),
+            "end_positions": torch.ones(facts.batch, dtype=torch.long),
+        }
     if facts.takes("mask_labels") and facts.takes("class_labels"):
         yield from _segments(facts, inputs)
     if facts.takes("labels", "next_sentence_label"):
         whole = list(_whole(facts, inputs))
         each = list(_each(facts, inputs))
-        found = whole + each if _ONE_PER_INPUT.search(name) and "Token" not in name and "Frame" not in name else each + whole
+        found = (
+            whole + each
+            if _ONE_PER_INPUT.search(name) and "Token" not in name and "Frame" not in name
+            else each + whole
+        )
         for labels in [*found, *_pictures(facts, inputs)]:
             yield {"labels": labels}
             if facts.takes("next_sentence_label"):
@@ -86,7 +93,10 @@ def _pictures(facts: Facts, inputs: Values) -> Iterator[Any]:
     classes = facts.config.num_labels or 2
     height, width = image.shape[-2:]
     yield [
-        {"class_labels": facts.ints(1, high=classes), "boxes": torch.tensor([[0.5, 0.5, 0.25, 0.25]], dtype=facts.dtype)}
+        {
+            "class_labels": facts.ints(1, high=classes),
+            "boxes": torch.tensor([[0.5, 0.5, 0.25, 0.25]], dtype=facts.dtype),
+        }
         for _ in range(facts.batch)
     ]
     yield [

@@ -73,14 +73,18 @@ def _anyres(facts: Facts, _made: Values) -> torch.Tensor:
     height, width = facts.size
     tiles = 1
     if pinpoints:
-        best = min(pinpoints, key=lambda pair: (abs(pair[0] - height) + abs(pair[1] - width)))
+        best = min(pinpoints, key=lambda pair: abs(pair[0] - height) + abs(pair[1] - width))
         tiles = max(1, -(-best[0] // height)) * max(1, -(-best[1] // width))
     return facts.floats(facts.batch, 1 + tiles, facts.channels, height, width)
 
 
 def _pixel_values(facts: Facts) -> list[Maker]:
     frames = facts.value("num_frames", "frames_per_clip", "tubelet_size", "video_size", within=VISION) is not None
-    pairs = "matching" in type(facts.model).__name__.lower() or facts.config.model_type in ("efficientloftr", "superglue", "lightglue")
+    pairs = "matching" in type(facts.model).__name__.lower() or facts.config.model_type in (
+        "efficientloftr",
+        "superglue",
+        "lightglue",
+    )
     makers: list[Maker] = [_plain_image, _many_images, _video, _tiles, _patch_rows, _flat_patches, _single_patches]
     if facts.takes("aspect_ratio_ids"):
         makers.insert(0, _tiles)
@@ -117,7 +121,12 @@ def _patch_grid(facts: Facts) -> tuple[int, int]:
     if facts.takes("spatial_shapes", "pixel_position_ids", "image_position_ids"):
         most = facts.number("num_patches", "max_num_patches", within=VISION, default=16) or 16
         side = max(1, int(min(most, 16) ** 0.5))
-        side = max(pool, side // pool * pool, facts.merge * max(1, side // facts.merge), facts.number("downsample_factor", default=1))
+        side = max(
+            pool,
+            side // pool * pool,
+            facts.merge * max(1, side // facts.merge),
+            facts.number("downsample_factor", default=1),
+        )
         return side, side
     return max(1, height // facts.patch), max(1, width // facts.patch)
 
@@ -160,11 +169,15 @@ def _image_mask(facts: Facts, made: Values) -> torch.Tensor:
 
 
 def _hidden(facts: Facts, _made: Values) -> torch.Tensor:
-    return facts.floats(facts.batch, facts.length, facts.number("hidden_size", "d_model", "hidden_dim", "dim", default=64))
+    return facts.floats(
+        facts.batch, facts.length, facts.number("hidden_size", "d_model", "hidden_dim", "dim", default=64)
+    )
 
 
 def _hidden_last(facts: Facts, _made: Values) -> torch.Tensor:
-    return facts.floats(facts.batch, facts.number("hidden_size", "d_model", "hidden_dim", "dim", default=64), facts.length)
+    return facts.floats(
+        facts.batch, facts.number("hidden_size", "d_model", "hidden_dim", "dim", default=64), facts.length
+    )
 
 
 def _masked_patches(facts: Facts, _made: Values) -> torch.Tensor:
@@ -216,7 +229,11 @@ def _wave_channels(facts: Facts, _made: Values) -> torch.Tensor:
 
 
 def _wave_frames(facts: Facts, _made: Values) -> torch.Tensor:
-    return facts.floats(facts.batch, 4, facts.number("sampling_frame", "frame_size", "audio_samples_per_token", "hidden_size", default=640))
+    return facts.floats(
+        facts.batch,
+        4,
+        facts.number("sampling_frame", "frame_size", "audio_samples_per_token", "hidden_size", default=640),
+    )
 
 
 def _samples(facts: Facts) -> int:
@@ -301,7 +318,9 @@ def _text(facts: Facts, _made: Values) -> torch.Tensor:
     plain = max(4 if pieces else 1, facts.length - len(pieces))
     if facts.positions:
         plain = max(1, min(plain, facts.positions - len(pieces)))
-    if facts.takes("image_embeds_position_mask"):  # these places are marked in the text, not filled with an id of their own
+    if facts.takes(
+        "image_embeds_position_mask"
+    ):  # these places are marked in the text, not filled with an id of their own
         plain = max(plain, facts.number("latent_query_num", default=4) + 2)
     text = facts.ids(facts.batch, plain)
     eos = facts.token("eos_token_id")
@@ -336,12 +355,16 @@ def placeholder(facts: Facts, kind: str) -> int | None:
 
 def _codebooks_last(facts: Facts, _made: Values) -> torch.Tensor:
     books = facts.number("num_codebooks", "n_codebooks", "num_quantizers", default=8)
-    return facts.ints(facts.batch, facts.length, books, high=facts.number("codebook_size", "vocab_size", default=facts.vocab))
+    return facts.ints(
+        facts.batch, facts.length, books, high=facts.number("codebook_size", "vocab_size", default=facts.vocab)
+    )
 
 
 def _codebooks_first(facts: Facts, _made: Values) -> torch.Tensor:
     books = facts.number("num_codebooks", "n_codebooks", "num_quantizers", default=8)
-    return facts.ints(facts.batch * books, facts.length, high=min(facts.vocab, facts.number("codebook_size", default=facts.vocab)))
+    return facts.ints(
+        facts.batch * books, facts.length, high=min(facts.vocab, facts.number("codebook_size", default=facts.vocab))
+    )
 
 
 def _decoder_ids(facts: Facts) -> list[Maker]:
@@ -349,7 +372,12 @@ def _decoder_ids(facts: Facts) -> list[Maker]:
         config = facts.config.get_text_config(decoder=True).to_dict()
         vocab = config.get("vocab_size") or facts.vocab
         most = config.get("max_target_positions") or config.get("max_position_embeddings") or 16
-        ids = facts.ints(facts.batch, max(1, min(facts.length, most - 3)), high=min(vocab, facts.vocab) if vocab else facts.vocab, low=min(3, vocab - 1))
+        ids = facts.ints(
+            facts.batch,
+            max(1, min(facts.length, most - 3)),
+            high=min(vocab, facts.vocab) if vocab else facts.vocab,
+            low=min(3, vocab - 1),
+        )
         start = facts.value("decoder_start_token_id")
         if isinstance(start, int) and 0 <= start < vocab:
             ids[:, 0] = start
@@ -365,8 +393,10 @@ def _decoder_ids(facts: Facts) -> list[Maker]:
 
     decoder = facts.config_dict.get("decoder_config") or facts.config_dict.get("decoder") or {}
     by_books = isinstance(decoder, dict) and decoder.get("num_codebooks")
-    return [codebooks, codebooks_first, plain] if facts.value("num_codebooks") and not by_books else (
-        [codebooks_first, plain] if by_books else [plain, codebooks, codebooks_first]
+    return (
+        [codebooks, codebooks_first, plain]
+        if facts.value("num_codebooks") and not by_books
+        else ([codebooks_first, plain] if by_books else [plain, codebooks, codebooks_first])
     )
 
 
@@ -426,7 +456,9 @@ ALWAYS = (
 )  # fmt: skip
 
 # Kept out unless the forward cannot do without: other ways to give the same, and what is for generation.
-NEVER = frozenset(("inputs_embeds", "encoder_outputs", "cache", "past_key_values", "labels", "position_ids", "decoder_inputs_embeds"))
+NEVER = frozenset(
+    ("inputs_embeds", "encoder_outputs", "cache", "past_key_values", "labels", "position_ids", "decoder_inputs_embeds")
+)
 
 
 def makers_for(facts: Facts, name: str) -> list[Maker]:

@@ -38,7 +38,9 @@ def _past_values(facts: Facts) -> list[Maker]:
 
 def _future_values(facts: Facts, _made: Values) -> torch.Tensor:
     size = facts.number("input_size", default=1)
-    return facts.floats(facts.batch, facts.number("prediction_length", "horizon_length", default=8), *([size] if size > 1 else []))
+    return facts.floats(
+        facts.batch, facts.number("prediction_length", "horizon_length", default=8), *([size] if size > 1 else [])
+    )
 
 
 def _time_features(facts: Facts, steps: int) -> torch.Tensor:
@@ -83,7 +85,9 @@ def _patches_with_places(facts: Facts, _made: Values) -> torch.Tensor:
     """Rows of a place (row and column, from 1) and the values of a patch."""
     rows, columns = 4, 4
     values = facts.channels * facts.patch**2
-    places = torch.tensor([[row + 1, column + 1] for row in range(rows) for column in range(columns)], dtype=facts.dtype)
+    places = torch.tensor(
+        [[row + 1, column + 1] for row in range(rows) for column in range(columns)], dtype=facts.dtype
+    )
     return torch.cat([places.expand(facts.batch, -1, -1), facts.floats(facts.batch, rows * columns, values)], dim=-1)
 
 
@@ -133,11 +137,21 @@ def _cross_mask(facts: Facts, made: Values) -> torch.Tensor | None:
     if "aspect_ratio_ids" not in facts.parameters:
         return None
     ids = made.get("input_ids")
-    return torch.ones(facts.batch, ids.shape[1] if ids is not None else facts.length, 1, facts.number("max_num_tiles", within=VISION, default=1), dtype=torch.long)
+    return torch.ones(
+        facts.batch,
+        ids.shape[1] if ids is not None else facts.length,
+        1,
+        facts.number("max_num_tiles", within=VISION, default=1),
+        dtype=torch.long,
+    )
 
 
 def _task(facts: Facts, _made: Values) -> torch.Tensor:
-    return facts.ints(facts.batch, facts.number("task_seq_len", default=8), high=max(2, facts.number("text_encoder_vocab_size", default=64)))
+    return facts.ints(
+        facts.batch,
+        facts.number("task_seq_len", default=8),
+        high=max(2, facts.number("text_encoder_vocab_size", default=64)),
+    )
 
 
 # --- sound
@@ -162,7 +176,9 @@ MORE: dict[str, Callable[[Facts], list[Maker]]] = {
     "past_time_features": lambda facts: [lambda facts, _made: _time_features(facts, _past(facts))],
     "past_observed_mask": lambda facts: [lambda facts, made: torch.ones_like(made["past_values"])],
     "future_values": lambda facts: [_future_values] if facts.takes("future_time_features") else [],
-    "future_time_features": lambda facts: [lambda facts, _made: _time_features(facts, facts.number("prediction_length", default=8))],
+    "future_time_features": lambda facts: [
+        lambda facts, _made: _time_features(facts, facts.number("prediction_length", default=8))
+    ],
     "static_categorical_features": lambda facts: [_categories],
     "static_real_features": lambda facts: [_reals],
     "freq": lambda facts: [lambda facts, _made: [torch.zeros(1, dtype=torch.long) for _ in range(facts.batch)]],
@@ -171,7 +187,9 @@ MORE: dict[str, Callable[[Facts], list[Maker]]] = {
     "rewards": lambda facts: [_steps("none")],
     "returns_to_go": lambda facts: [_steps("none")],
     "timesteps": lambda facts: [lambda facts, _made: torch.arange(6).expand(facts.batch, -1)],
-    "state": lambda facts: [lambda facts, _made: facts.floats(facts.batch, facts.number("max_state_dim", "state_dim", default=32))],
+    "state": lambda facts: [
+        lambda facts, _made: facts.floats(facts.batch, facts.number("max_state_dim", "state_dim", default=32))
+    ],
     "target_sizes": lambda facts: [_patch_sizes],
     "input_points": lambda facts: [_points],
     "input_labels": lambda facts: [lambda facts, _made: torch.ones(facts.batch, 1, 1, dtype=torch.long)],
@@ -192,9 +210,15 @@ MORE: dict[str, Callable[[Facts], list[Maker]]] = {
     "tasks_input_ids": lambda facts: [lambda facts, _made: facts.ints(facts.batch, 4, high=facts.vocab)],
     "tasks_attention_mask": lambda facts: [lambda facts, _made: torch.ones(facts.batch, 4, dtype=torch.long)],
     "classes_structure": lambda facts: [lambda facts, _made: torch.tensor([2] * facts.batch)],
-    "visual_feats": lambda facts: [lambda facts, _made: facts.floats(facts.batch, 4, facts.number("visual_feat_dim", default=64))],
-    "visual_pos": lambda facts: [lambda facts, _made: facts.floats(facts.batch, 4, facts.number("visual_pos_dim", default=4)).sigmoid()],
-    "visual_embeds": lambda facts: [lambda facts, _made: facts.floats(facts.batch, 4, facts.number("visual_embedding_dim", default=64))],
+    "visual_feats": lambda facts: [
+        lambda facts, _made: facts.floats(facts.batch, 4, facts.number("visual_feat_dim", default=64))
+    ],
+    "visual_pos": lambda facts: [
+        lambda facts, _made: facts.floats(facts.batch, 4, facts.number("visual_pos_dim", default=4)).sigmoid()
+    ],
+    "visual_embeds": lambda facts: [
+        lambda facts, _made: facts.floats(facts.batch, 4, facts.number("visual_embedding_dim", default=64))
+    ],
     "visual_attention_mask": lambda facts: [lambda facts, _made: torch.ones(facts.batch, 4, dtype=facts.dtype)],
     "is_longer": lambda facts: [lambda facts, _made: torch.zeros(facts.batch, 1, dtype=torch.bool)],
     "user_audio_codes": lambda facts: [_codes],
@@ -218,7 +242,9 @@ GIVEN = (
 
 
 def _action_chunk(facts: Facts, _made: Values) -> torch.Tensor:
-    return facts.floats(facts.batch, facts.number("chunk_size", default=8), facts.number("max_action_dim", "act_dim", default=32))
+    return facts.floats(
+        facts.batch, facts.number("chunk_size", default=8), facts.number("max_action_dim", "act_dim", default=32)
+    )
 
 
 # --- by the documentation of the forward

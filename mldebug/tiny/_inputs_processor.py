@@ -85,7 +85,8 @@ def _prompts(processor: Any, parts: dict[str, Any]) -> Iterator[str]:
     if getattr(processor, "chat_template", None):
         try:
             yield processor.apply_chat_template(
-                [{"role": "user", "content": [*content, {"type": "text", "text": SENTENCE}]}], add_generation_prompt=True
+                [{"role": "user", "content": [*content, {"type": "text", "text": SENTENCE}]}],
+                add_generation_prompt=True,
             )
         except Exception:  # a template of another kind: the plain prompts follow
             pass
@@ -125,7 +126,11 @@ def _fitted(facts: Facts, given: Values) -> Values:
         if name in facts.parameters or takes_more:
             floats = isinstance(value, torch.Tensor) and value.is_floating_point()
             inputs[name] = value.to(facts.dtype) if floats else value
-    if facts.config.is_encoder_decoder and "decoder_input_ids" in facts.parameters and "decoder_input_ids" not in inputs:
+    if (
+        facts.config.is_encoder_decoder
+        and "decoder_input_ids" in facts.parameters
+        and "decoder_input_ids" not in inputs
+    ):
         from mldebug.tiny._inputs_makers import makers_for
 
         inputs["decoder_input_ids"] = makers_for(facts, "decoder_input_ids")[0](facts, inputs)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._model_files import folder_beside, put, refuse
 from mldebug.tiny._model_report import TinyModelReport, budget_check, parse_bytes
+
+from mldebug.tiny._model_sides import generation_config, load_sides, set_generation, shrunk_tokenizer, side_files
 
 if TYPE_CHECKING:
     from mldebug.tiny._checks_config import Check
@@ -57,7 +58,7 @@ def tiny_model(
     """
     target = None if output is None else Path(output)
     if target is not None:
-        _refuse(target, force)
+        refuse(target, force)
     options = {
         "layers": _at_least_one("layers", layers), "hidden": _at_least_one("hidden", hidden),
         "vocab": _at_least_one("vocab", vocab), "dtype": dtype, "seed": seed, "set": dict(set or {}),
@@ -67,13 +68,15 @@ def tiny_model(
     clock = _Clock()
     with clock.measure("import"):
         _import_libraries()
-    with _quiet(), _folder_beside(target) as folder:
+    with _quiet(), folder_beside(target) as folder:
         if from_recipe is not None:
             if source is not None:
                 raise UsageError("both a source and a recipe are given", "the recipe names its source: leave one out")
             made = _from_recipe(Path(from_recipe), folder, clock, trust_remote_code)
         elif source is None:
-            raise UsageError("no source to make a tiny model of", "give a folder, a repository id or a model type such as llama")
+            raise UsageError(
+                "no source to make a tiny model of", "give a folder, a repository id or a model type such as llama"
+            )
         else:
             made = _from_source(os.fspath(source), folder, clock, options, tokenizer, trust_remote_code, offline)
         with clock.measure("checks"):
@@ -82,7 +85,7 @@ def tiny_model(
         if limit is not None:
             made.checks.append(budget_check(made.model, size, limit, made.changes))
         if target is not None:
-            _put(folder, target, force)
+            put(folder, target, force)
     return TinyModelReport(
         source=made.name,
         path=target,
@@ -111,19 +114,25 @@ class _Made:
 
 
 def _from_source(
-    source: str, folder: Path, clock: _Clock, options: Mapping[str, Any], tokenizer: Any, trust_remote_code: bool, offline: bool | None
+    source: str,
+    folder: Path,
+    clock: _Clock,
+    options: Mapping[str, Any],
+    tokenizer: Any,
+    trust_remote_code: bool,
+    offline: bool | None,
 ) -> _Made:
     from mldebug.tiny._recipe import write_recipe
     from mldebug.tiny._source import resolve
 
     with clock.measure("build"):
         found = resolve(source, trust_remote_code=trust_remote_code, offline=offline)
-        id_map = _tiny_tokenizer(found, tokenizer, options["vocab"], folder, trust_remote_code)
+        id_map = shrunk_tokenizer(found, tokenizer, options["vocab"], folder, trust_remote_code)
         if id_map is not None:
             options = {**options, "vocab": None}
-        generation = _generation_config(found.directory)
+        generation = generation_config(found.directory)
         made, shrunk = _build(found.name, found.config, options, id_map, generation, folder, trust_remote_code)
-        made.notes += _side_files(found.directory, tokenizer, folder, made.model, id_map or shrunk.id_map)
+        made.notes += side_files(found.directory, tokenizer, folder, made.model, id_map or shrunk.id_map)
         write_recipe(
             folder,
             {
@@ -153,13 +162,20 @@ def _from_recipe(file: Path, folder: Path, clock: _Clock, trust_remote_code: boo
         id_map = None if ids is None else {int(old): new for old, new in ids.items()}
         source = recipe["source"]
         made, _shrunk = _build(
-            source["name"], source["config"], recipe["options"], id_map, source.get("generation_config"), folder, trust_remote_code
+            source["name"],
+            source["config"],
+            recipe["options"],
+            id_map,
+            source.get("generation_config"),
+            folder,
+            trust_remote_code,
         )
         lacking = [name for name in recipe["files"] if not (folder / name).exists()]
         for name in lacking:
             if not (beside / name).exists():
                 raise MldebugError(
-                    f"the recipe names {name}, which is not beside it", f"keep the files of tokenizer and processor in {beside}"
+                    f"the recipe names {name}, which is not beside it",
+                    f"keep the files of tokenizer and processor in {beside}",
                 )
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(beside / name, folder / name)
@@ -182,23 +198,34 @@ def _build(
     from mldebug.tiny._shrink import shrink
 
     shrunk = shrink(
-        config, layers=options["layers"], hidden=options["hidden"], vocab=options["vocab"], overrides=options["set"], id_map=id_map
+        config,
+        layers=options["layers"],
+        hidden=options["hidden"],
+        vocab=options["vocab"],
+        overrides=options["set"],
+        id_map=id_map,
     )
     built = build(
-        shrunk, dtype=options["dtype"], seed=options["seed"], model_class=options["model_class"], trust_remote_code=trust_remote_code
+        shrunk,
+        dtype=options["dtype"],
+        seed=options["seed"],
+        model_class=options["model_class"],
+        trust_remote_code=trust_remote_code,
     )
     model, shrunk = built.model, built.shrunk
     if generation is not None:
-        _set_generation(model, generation, id_map or shrunk.id_map or {})
+        set_generation(model, generation, id_map or shrunk.id_map or {})
     model.save_pretrained(folder)
-    made = _Made(name, model, config, dict(shrunk.changes), [*shrunk.notes, *built.notes], _dtype_of(config, options["dtype"]))
+    made = _Made(
+        name, model, config, dict(shrunk.changes), [*shrunk.notes, *built.notes], _dtype_of(config, options["dtype"])
+    )
     return made, shrunk
 
 
 def _check(made: _Made, folder: Path, trust_remote_code: bool) -> list[Check]:
     from mldebug.tiny._checks import Subject, run_checks
 
-    tokenizer, processor, failed = _load_sides(folder, trust_remote_code)
+    tokenizer, processor, failed = load_sides(folder, trust_remote_code)
     subject = Subject(
         model=made.model,
         folder=folder,
@@ -232,155 +259,6 @@ def _dtype_of(config: Mapping[str, Any], asked: str | None) -> Any:
         )  # fmt: skip
     found = getattr(torch, str(said).removeprefix("torch."), None)
     return found if isinstance(found, torch.dtype) else torch.float32
-
-
-# --- tokenizer, processor, generation
-
-
-def _tiny_tokenizer(found: Any, tokenizer: Any, vocab: int | None, folder: Path, trust_remote_code: bool) -> dict[int, int] | None:
-    """Shrink the tokenizer that was given, or the one at the source, into `folder`; None where there is none."""
-    directory = Path(tokenizer) if tokenizer is not None else found.directory
-    if tokenizer is None and (directory is None or not _has_tokenizer(directory)):
-        return None
-    from mldebug.tiny._tokenizer import shrink_tokenizer
-
-    return shrink_tokenizer(directory, vocab, folder, trust_remote_code=trust_remote_code)
-
-
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "tekken.json",
-    "tokenizer_config.json", "source.spm", "sentencepiece.model",
-)  # fmt: skip
-
-
-def _has_tokenizer(directory: Path) -> bool:
-    return any((directory / name).exists() for name in _TOKENIZER_FILES)
-
-
-def _side_files(directory: Path | None, tokenizer: Any, folder: Path, model: Any, id_map: Mapping[int, int] | None) -> list[str]:
-    from mldebug.tiny._processor import has_processor, write_processor
-
-    if directory is None or not has_processor(directory):
-        return []
-    changed = write_processor(directory, folder, model.config.to_dict(), id_map)
-    return [f"processor: {', '.join(dict.fromkeys(changed))} follow the model"] if changed else []
-
-
-def _load_sides(folder: Path, trust_remote_code: bool) -> tuple[Any, Any, list[Check]]:
-    """The tokenizer and processor as a user would load them from the folder."""
-    from mldebug.tiny._checks_config import Check
-    from mldebug.tiny._processor import has_processor
-
-    tokenizer = processor = None
-    failed: list[Check] = []
-    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    if _has_tokenizer(folder):
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        except Exception as exc:
-            failed.append(Check("tokenizer", False, f"does not load: {type(exc).__name__}: {exc}"))
-    if has_processor(folder):
-        from transformers import AutoProcessor
-
-        try:
-            processor = AutoProcessor.from_pretrained(folder, **options)
-        except Exception as exc:
-            failed.append(Check("processor", False, f"does not load: {type(exc).__name__}: {exc}"))
-    return tokenizer, processor, failed
-
-
-def _generation_config(directory: Path | None) -> dict[str, Any] | None:
-    file = None if directory is None else directory / "generation_config.json"
-    if file is None or not file.exists():
-        return None
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise MldebugError(f"cannot read {file}: {exc}", "repair or remove it") from exc
-    if not isinstance(document, dict):
-        raise MldebugError(f"cannot read {file}: it holds no object", "repair or remove it")
-    return document
-
-
-def _set_generation(model: Any, generation: Mapping[str, Any], id_map: Mapping[int, int]) -> None:
-    """The source's settings for generation, with their ids mapped as the config's are."""
-    from transformers import GenerationConfig
-
-    def mapped(value: Any) -> Any:
-        if isinstance(value, list):
-            return [mapped(item) for item in value]
-        return id_map.get(value, value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-    settings = {
-        key: mapped(value) if key.endswith(("_token_id", "_token_ids", "_tokens", "_ids")) and key != "num_assistant_tokens" else value
-        for key, value in generation.items()
-    }
-    model.generation_config = GenerationConfig.from_dict(settings)
-
-
-# --- files
-
-
-def _refuse(target: Path, force: bool) -> None:
-    """Before any work: what would be in the way at its end."""
-    if target.is_dir():
-        if any(target.iterdir()) and not force:
-            raise UsageError(f"{target} exists and is not empty", "choose another folder, or --force to replace an earlier tiny model")
-        if any(target.iterdir()) and not (target / "mldebug_recipe.json").exists():
-            raise UsageError(f"{target} holds no tiny model: it is not replaced", "choose another folder")
-    elif target.exists() or target.is_symlink():
-        raise UsageError(f"{target} is a file", "choose the name of a new folder")
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {target.absolute().parent}", f"mkdir -p {target.absolute().parent}")
-
-
-@contextlib.contextmanager
-def _folder_beside(target: Path | None) -> Iterator[Path]:
-    """A new folder on the same disk, gone at the end unless it was renamed."""
-    try:
-        parent = None if target is None else target.absolute().parent
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}." if target is not None else "tiny-model-", dir=parent))
-    except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
-        raise MldebugError(f"cannot write {target}: {reason}", "choose another folder") from exc
-    try:
-        yield folder
-    except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
-        raise MldebugError(f"cannot write {target or folder}: {reason}", "make room, or choose another folder") from exc
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _put(folder: Path, target: Path, force: bool) -> None:
-    """The finished folder takes its name. An earlier one is moved aside first and removed last."""
-    mask = _umask()
-    folder.chmod(0o777 & ~mask)
-    for file in folder.rglob("*"):  # some writers leave files that only their owner can read
-        file.chmod((0o777 if file.is_dir() else 0o666) & ~mask)
-    old = None
-    if target.is_dir() and any(target.iterdir()):
-        old = folder.with_name(folder.name + ".old")
-        target.rename(old)
-    try:
-        folder.rename(target)
-    except OSError:
-        if old is not None:
-            old.rename(target)
-        raise
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
-
-
-# --- the rest
 
 
 class _Clock:

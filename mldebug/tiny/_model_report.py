@@ -66,28 +66,59 @@ class TinyModelReport(Report):
         rows = [
             ("source", f"{self.source}: {self.architecture}"),
             ("result", f"{where}: {self.params:,} parameters, {_size(self.bytes)}, {self.dtype}"),
-            ("changed", ", ".join(f"{path} {_short(old)} -> {_short(new)}" for path, (old, new) in self.changes.items()) or "nothing"),
+            (
+                "changed",
+                ", ".join(f"{path} {_short(old)} -> {_short(new)}" for path, (old, new) in self.changes.items())
+                or "nothing",
+            ),
         ]
         words = {True: "ok", False: "FAIL", None: "-"}
         rows += [(f"{words[check.ok]:<4} {name}", check.why) for name, check in self.checks.items()]
         rows += [("note", note) for note in self.notes]
         rows.append(("time", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.times.items())))
         indent = max(len(key) for key, _value in rows) + 2
-        lines = [textwrap.fill(f"{key:<{indent}}{value}", width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False) for key, value in rows]
+        lines = [
+            textwrap.fill(
+                f"{key:<{indent}}{value}",
+                width,
+                subsequent_indent=" " * indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            for key, value in rows
+        ]
         text = "\n".join(lines)
         return paint(text) if color else text
 
 
 def _short(value: Any) -> str:
     text = str(value)
-    return text if len(text) <= 40 else f"[{len(value)} items]" if isinstance(value, (list, tuple, dict)) else f"{text[:37]}..."
+    return (
+        text
+        if len(text) <= 40
+        else f"[{len(value)} items]"
+        if isinstance(value, (list, tuple, dict))
+        else f"{text[:37]}..."
+    )
 
 
 def _size(count: int) -> str:
     return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
 
 
-_UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 10**3,
+    "kb": 10**3,
+    "m": 10**6,
+    "mb": 10**6,
+    "g": 10**9,
+    "gb": 10**9,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
 
 
 def parse_bytes(budget: str | int | None) -> int | None:
@@ -121,7 +152,9 @@ def _fields(config: Mapping[str, Any], changes: Mapping[str, tuple[Any, Any]]) -
 
     found: dict[int, list[str]] = {}
     for path, key, value in sorted(walk(dict(config)), key=lambda item: (item[0] not in changes, item[0].count("."))):
-        sized = isinstance(value, int) and not isinstance(value, bool) and value > 1 and not key.endswith(("_id", "_index"))
+        sized = (
+            isinstance(value, int) and not isinstance(value, bool) and value > 1 and not key.endswith(("_id", "_index"))
+        )
         if sized and not key.startswith(("id2label", "max_length")):
             found.setdefault(value, []).append(path)
     return found

@@ -20,7 +20,9 @@ def has_processor(directory: Path) -> bool:
     return any((directory / name).exists() for name in FILES)
 
 
-def write_processor(directory: Path, output: Path, config: Mapping[str, Any], id_map: Mapping[int, int] | None) -> list[str]:
+def write_processor(
+    directory: Path, output: Path, config: Mapping[str, Any], id_map: Mapping[int, int] | None
+) -> list[str]:
     """Write the processor files of `directory` to `output`, with image and audio sizes from the tiny `config` and ids
     through `id_map`. Returns the names of the fields that were changed."""
     changed: list[str] = []
@@ -34,7 +36,11 @@ def write_processor(directory: Path, output: Path, config: Mapping[str, Any], id
             raise MldebugError(f"cannot read {file}: {exc}", "repair or remove it") from exc
         before = json.dumps(document)
         _follow(document, config, id_map, changed)
-        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n" if json.dumps(document) != before else file.read_text()
+        text = (
+            json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+            if json.dumps(document) != before
+            else file.read_text()
+        )
         (output / name).write_text(text, encoding="utf-8")
     for name in TEMPLATES:
         if (directory / name).exists() and not (output / name).exists():
@@ -42,8 +48,13 @@ def write_processor(directory: Path, output: Path, config: Mapping[str, Any], id
     return changed
 
 
-def _follow(document: dict[str, Any], config: Mapping[str, Any], id_map: Mapping[int, int] | None, changed: list[str]) -> None:
-    vision, audio = _part(config, ("vision_config", "backbone_config")), _part(config, ("audio_config", "encoder", "audio_encoder_config"))
+def _follow(
+    document: dict[str, Any], config: Mapping[str, Any], id_map: Mapping[int, int] | None, changed: list[str]
+) -> None:
+    vision, audio = (
+        _part(config, ("vision_config", "backbone_config")),
+        _part(config, ("audio_config", "encoder", "audio_encoder_config")),
+    )
     for key, value in list(document.items()):
         new = value
         if isinstance(value, dict) and key not in _SIZES:
@@ -58,10 +69,24 @@ def _follow(document: dict[str, Any], config: Mapping[str, Any], id_map: Mapping
         elif key in ("min_pixels", "max_pixels") and isinstance(value, int):
             new = _pixels(vision)
         elif key in ("feature_size", "num_mel_bins", "n_mels", "feature_size_mel") and isinstance(value, int):
-            found = next((audio[name] for name in ("num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size") if isinstance(audio.get(name), int)), None)
+            found = next(
+                (
+                    audio[name]
+                    for name in ("num_mel_bins", "n_mels", "input_feat_per_channel", "feature_size")
+                    if isinstance(audio.get(name), int)
+                ),
+                None,
+            )
             new = found if found is not None and value != 1 else value
         elif key in ("image_seq_length", "image_seq_len", "num_image_tokens") and isinstance(value, int):
-            found = next((config[name] for name in ("image_seq_length", "mm_tokens_per_image") if isinstance(config.get(name), int)), None)
+            found = next(
+                (
+                    config[name]
+                    for name in ("image_seq_length", "mm_tokens_per_image")
+                    if isinstance(config.get(name), int)
+                ),
+                None,
+            )
             new = found if found is not None else (_patches(vision) or value)
         elif key.endswith(("_token_id", "_token_ids")) and id_map is not None:
             new = _mapped(value, id_map)
@@ -118,10 +143,16 @@ def _mapped(value: Any, id_map: Mapping[int, int]) -> Any:
 def _clip_length(document: dict[str, Any], audio: Mapping[str, Any], changed: list[str]) -> None:
     """Whisper's extractor pads to `chunk_length` seconds, which must be twice the positions of the encoder."""
     positions, rate, hop = audio.get("max_source_positions"), document.get("sampling_rate"), document.get("hop_length")
-    if not ("chunk_length" in document and isinstance(positions, int) and isinstance(rate, int) and isinstance(hop, int)):
+    if not (
+        "chunk_length" in document and isinstance(positions, int) and isinstance(rate, int) and isinstance(hop, int)
+    ):
         return
     samples = 2 * positions * hop
-    new = {"chunk_length": samples // rate if samples % rate == 0 else samples / rate, "n_samples": samples, "nb_max_frames": 2 * positions}
+    new = {
+        "chunk_length": samples // rate if samples % rate == 0 else samples / rate,
+        "n_samples": samples,
+        "nb_max_frames": 2 * positions,
+    }
     for key, value in new.items():
         if key in document and document[key] != value:
             document[key] = value

@@ -41,12 +41,16 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
         document = json.loads(file.read_text(encoding="utf-8"))
     except OSError as exc:
         reason = (exc.strerror or str(exc)).lower()
-        raise MldebugError(f"cannot read the recipe {file}: {reason}", f"give the {FILE} that a tiny model has beside it") from exc
+        raise MldebugError(
+            f"cannot read the recipe {file}: {reason}", f"give the {FILE} that a tiny model has beside it"
+        ) from exc
     except ValueError as exc:
         raise MldebugError(f"the recipe {file} is no JSON: {exc}", "make the tiny model again from its source") from exc
     kind = document.get("kind") if isinstance(document, dict) else None
     if kind != "tiny-model":
-        raise MldebugError(f"{file} is no recipe of a tiny model: its kind is {kind!r}", f"give the {FILE} of a tiny model")
+        raise MldebugError(
+            f"{file} is no recipe of a tiny model: its kind is {kind!r}", f"give the {FILE} of a tiny model"
+        )
     if document.get("schema") != SCHEMA:
         raise MldebugError(
             f"the recipe {file} has layout {document.get('schema')!r}, this version reads {SCHEMA}",
@@ -63,7 +67,10 @@ def compare(folder: Path, recipe: Mapping[str, Any]) -> tuple[bool, str]:
     now, then = file_hashes(folder), recipe["files"]
     differing = sorted(name for name in {*now, *then} if now.get(name) != then.get(name))
     if not differing:
-        return True, f"all {len(then)} files and {len(recipe['tensors'])} tensors are those of the recipe, byte for byte"
+        return (
+            True,
+            f"all {len(then)} files and {len(recipe['tensors'])} tensors are those of the recipe, byte for byte",
+        )
     changed = {name: version for name, version in versions().items() if recipe.get("versions", {}).get(name) != version}
     tensors = tensor_hashes(folder)
     moved = [name for name, value in recipe["tensors"].items() if tensors.get(name) != value]
@@ -71,7 +78,9 @@ def compare(folder: Path, recipe: Mapping[str, Any]) -> tuple[bool, str]:
     if moved:
         why += f"; {len(moved)} of {len(tensors)} tensors, {moved[0]} first"
     if changed:
-        was = ", ".join(f"{name} {recipe.get('versions', {}).get(name)} then, {version} now" for name, version in changed.items())
+        was = ", ".join(
+            f"{name} {recipe.get('versions', {}).get(name)} then, {version} now" for name, version in changed.items()
+        )
         why += f"; {was}"
     return False, why
 

@@ -40,7 +40,18 @@ def failed(found: dict[str, Any]) -> list[str]:
 
 def test_a_good_model_passes_all(tmp_path: Path) -> None:
     found = checks(llama(), tmp_path)
-    assert list(found) == ["ids", "finite", "dtypes", "diff", "shapes", "reload", "forward", "generate", "backward", "loss"]
+    assert list(found) == [
+        "ids",
+        "finite",
+        "dtypes",
+        "diff",
+        "shapes",
+        "reload",
+        "forward",
+        "generate",
+        "backward",
+        "loss",
+    ]
     assert failed(found) == []
     assert "at 64 tokens" in found["forward"].why
     assert found["backward"].why == "all 21 parameters got a gradient"
@@ -74,7 +85,9 @@ class TestIds:
 
     def test_one_of_a_nested_config(self, tmp_path: Path) -> None:
         class Nested:
-            config = transformers.LlavaConfig(text_config={"model_type": "llama", **SIZES, "eos_token_id": 99}, image_token_id=32000)
+            config = transformers.LlavaConfig(
+                text_config={"model_type": "llama", **SIZES, "eos_token_id": 99}, image_token_id=32000
+            )
 
         ok, why = check_ids(Nested, tmp_path, {}, None)
         assert not ok and "text_config.eos_token_id = 99 of 64" in why and "= 32000 of 64" in why
@@ -129,6 +142,7 @@ class TestDiff:
 class TestShapes:
     def test_a_head_dim_left_big(self, tmp_path: Path) -> None:
         model = llama(hidden_size=8, num_attention_heads=4, num_key_value_heads=4, head_dim=256)
+
         def reference() -> Any:
             with torch.device("meta"):
                 return transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=2))
@@ -146,13 +160,29 @@ class TestShapes:
 class TestReload:
     def test_the_class_of_the_auto_model_that_fills_tensors_in_anew(self, tmp_path: Path) -> None:
         """AutoModelForImageTextToText makes a classifier for ShieldGemma2 whose saved names do not come back."""
-        vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+        vision = {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 16,
+            "patch_size": 8,
+        }
         text = {**SIZES, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"]}
-        config = transformers.ShieldGemma2Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_id=9, boi_token_index=10, eoi_token_index=11)
+        config = transformers.ShieldGemma2Config(
+            text_config=text,
+            vision_config=vision,
+            mm_tokens_per_image=4,
+            image_token_id=9,
+            boi_token_index=10,
+            eoi_token_index=11,
+        )
         torch.manual_seed(0)
         model = transformers.AutoModelForImageTextToText.from_config(config).eval()
         model.save_pretrained(tmp_path)
-        found = {check.name: check for check in run_checks(Subject(model, tmp_path, config.to_dict(), {}, torch.float32))}
+        found = {
+            check.name: check for check in run_checks(Subject(model, tmp_path, config.to_dict(), {}, torch.float32))
+        }
         again, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
         truly_equal = not info["missing_keys"] and all(
             torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items()

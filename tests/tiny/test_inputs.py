@@ -15,7 +15,14 @@ from mldebug.tiny._inputs import example_inputs
 
 TEXT = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
 WAVES = {"vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
          "conv_dim": (16, 16), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_conv_pos_embeddings": 8,
          "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2}  # fmt: skip
@@ -30,7 +37,9 @@ def _bert_choices() -> Any:
 
 
 def _t5() -> Any:
-    config = transformers.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    config = transformers.T5Config(
+        vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
     return transformers.T5ForConditionalGeneration(config)
 
 
@@ -54,7 +63,9 @@ def _segmentation() -> Any:
 
 def _llava() -> Any:
     config = transformers.LlavaConfig(
-        text_config={"model_type": "llama", **TEXT}, vision_config={"model_type": "clip_vision_model", **VISION}, image_token_id=9
+        text_config={"model_type": "llama", **TEXT},
+        vision_config={"model_type": "clip_vision_model", **VISION},
+        image_token_id=9,
     )
     return transformers.LlavaForConditionalGeneration(config)
 
@@ -63,7 +74,12 @@ def _qwen2_vl() -> Any:
     text = {**TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2, "patch_size": 8}
     config = transformers.Qwen2VLConfig(
-        text_config=text, vision_config=vision, image_token_id=9, video_token_id=10, vision_start_token_id=11, vision_end_token_id=12
+        text_config=text,
+        vision_config=vision,
+        image_token_id=9,
+        video_token_id=10,
+        vision_start_token_id=11,
+        vision_end_token_id=12,
     )
     return transformers.Qwen2VLForConditionalGeneration(config)
 
@@ -96,7 +112,9 @@ def _patches() -> Any:
 
 
 def _layout() -> Any:
-    return transformers.LayoutLMForTokenClassification(transformers.LayoutLMConfig(**TEXT, max_2d_position_embeddings=64))
+    return transformers.LayoutLMForTokenClassification(
+        transformers.LayoutLMConfig(**TEXT, max_2d_position_embeddings=64)
+    )
 
 
 def _protein() -> Any:
@@ -104,7 +122,9 @@ def _protein() -> Any:
 
 
 def _video() -> Any:
-    return transformers.VideoMAEForVideoClassification(transformers.VideoMAEConfig(**VISION, num_frames=4, tubelet_size=2))
+    return transformers.VideoMAEForVideoClassification(
+        transformers.VideoMAEConfig(**VISION, num_frames=4, tubelet_size=2)
+    )
 
 
 def _pairs() -> Any:
@@ -113,12 +133,16 @@ def _pairs() -> Any:
 
 
 def _codec() -> Any:
-    config = transformers.EncodecConfig(num_filters=4, upsampling_ratios=[4, 2], hidden_size=16, codebook_size=16, codebook_dim=16, num_lstm_layers=1)
+    config = transformers.EncodecConfig(
+        num_filters=4, upsampling_ratios=[4, 2], hidden_size=16, codebook_size=16, codebook_dim=16, num_lstm_layers=1
+    )
     return transformers.EncodecModel(config)
 
 
 def _decisions() -> Any:
-    return transformers.DecisionTransformerModel(transformers.DecisionTransformerConfig(state_dim=5, act_dim=3, hidden_size=32, n_head=2, n_layer=1))
+    return transformers.DecisionTransformerModel(
+        transformers.DecisionTransformerConfig(state_dim=5, act_dim=3, hidden_size=32, n_head=2, n_layer=1)
+    )
 
 
 def _regions() -> Any:
@@ -229,7 +253,15 @@ class TestProcessors:
         from tokenizers import Tokenizer, models, pre_tokenizers
         from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-        words = {"<unk>": 0, "<s>": 1, "</s>": 2, **{f"w{index}": index for index in range(3, 9)}, "<image>": 9, "A": 10, "tiny": 11}
+        words = {
+            "<unk>": 0,
+            "<s>": 1,
+            "</s>": 2,
+            **{f"w{index}": index for index in range(3, 9)},
+            "<image>": 9,
+            "A": 10,
+            "tiny": 11,
+        }
         tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<unk>",
@@ -237,7 +269,12 @@ class TestProcessors:
         size = {"height": 32, "width": 32}
         images = CLIPImageProcessorPil(size=size, crop_size=size)
         processor = transformers.LlavaProcessor(
-            images, fast, patch_size=8, vision_feature_select_strategy="default", image_token="<image>", num_additional_image_tokens=1
+            images,
+            fast,
+            patch_size=8,
+            vision_feature_select_strategy="default",
+            image_token="<image>",
+            num_additional_image_tokens=1,
         )
         inputs = example_inputs(_llava().eval(), processor=processor)
         assert inputs["pixel_values"].shape == (1, 3, 32, 32) and int((inputs["input_ids"] == 9).sum()) == 16

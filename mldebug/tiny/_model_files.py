@@ -1,0 +1,72 @@
+"""A folder that appears when it is complete, and never before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from mldebug.core.errors import MldebugError, UsageError
+
+
+def refuse(target: Path, force: bool) -> None:
+    """Before any work: what would be in the way at its end."""
+    if target.is_dir():
+        if any(target.iterdir()) and not force:
+            raise UsageError(
+                f"{target} exists and is not empty",
+                "choose another folder, or --force to replace an earlier tiny model",
+            )
+        if any(target.iterdir()) and not (target / "mldebug_recipe.json").exists():
+            raise UsageError(f"{target} holds no tiny model: it is not replaced", "choose another folder")
+    elif target.exists() or target.is_symlink():
+        raise UsageError(f"{target} is a file", "choose the name of a new folder")
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {target.absolute().parent}", f"mkdir -p {target.absolute().parent}")
+
+
+@contextlib.contextmanager
+def folder_beside(target: Path | None) -> Iterator[Path]:
+    """A new folder on the same disk, gone at the end unless it was renamed."""
+    try:
+        parent = None if target is None else target.absolute().parent
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}." if target is not None else "tiny-model-", dir=parent))
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise MldebugError(f"cannot write {target}: {reason}", "choose another folder") from exc
+    try:
+        yield folder
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise MldebugError(f"cannot write {target or folder}: {reason}", "make room, or choose another folder") from exc
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def put(folder: Path, target: Path, force: bool) -> None:
+    """The finished folder takes its name. An earlier one is moved aside first and removed last."""
+    mask = _umask()
+    folder.chmod(0o777 & ~mask)
+    for file in folder.rglob("*"):  # some writers leave files that only their owner can read
+        file.chmod((0o777 if file.is_dir() else 0o666) & ~mask)
+    old = None
+    if target.is_dir() and any(target.iterdir()):
+        old = folder.with_name(folder.name + ".old")
+        target.rename(old)
+    try:
+        folder.rename(target)
+    except OSError:
+        if old is not None:
+            old.rename(target)
+        raise
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
