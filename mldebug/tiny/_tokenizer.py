@@ -121,7 +121,8 @@ def _shrink(opened: Opened, size: int | None, output: Path, drop: bool) -> _Made
     unused = _unused(opened, leading)
     dropped = unused if drop else []
     vocabulary = leading.vocabulary([token for token in specials if token not in dropped], dropped)
-    on_load = [t for t in opened.loaded.ids if t not in leading.ids() and t not in dropped]
+    known = leading.ids()
+    on_load = [token for token in opened.loaded.ids if token not in known and token not in dropped]
     floor = vocabulary.floor + len(on_load)
     why = vocabulary.why() + (f", {len(on_load)} that loading adds" if on_load else "")
     wanted = max(floor, DEFAULT_SIZE) if size is None else size
@@ -163,7 +164,8 @@ def _write(
     for token in sorted(on_load, key=opened.loaded.ids.__getitem__):
         ids.setdefault(token, len(ids))
     for form in others:
-        form.write([token for token in kept if token in form.ids()], output, ids)
+        own = form.ids()
+        form.write([token for token in kept if token in own], output, ids)
     changes: dict[str, object] = {}
     written = read_object(opened.directory / CONFIG).get("tokenizer_class")
     if opened.tokenizer_class and (written or "").removesuffix("Fast") != opened.tokenizer_class:
@@ -178,18 +180,20 @@ def _specials(opened: Opened, leading: Form) -> list[str]:
         *named_specials(opened.directory).values(),
         *listed_specials(opened.directory),
         *opened.loaded.named.values(),
+        *leading.named().values(),
         *opened.loaded.added,
         *leading.added(),
         *(by_id[id] for id in sorted(ids_in_configs(opened.directory)) if id in by_id),
     ]
-    return [token for token in dict.fromkeys(tokens) if token in opened.loaded.ids or token in leading.ids()]
+    known = leading.ids()
+    return [token for token in dict.fromkeys(tokens) if token in opened.loaded.ids or token in known]
 
 
 def _unused(opened: Opened, leading: Form) -> list[str]:
     """Added tokens that nothing names: no role, template, post-processor, config."""
     added = dict.fromkeys([*leading.added(), *listed_specials(opened.directory), *opened.loaded.added])
     by_id = {id: token for token, id in opened.loaded.ids.items()}
-    used = set(opened.loaded.named.values()) | set(named_specials(opened.directory).values())
+    used = {*opened.loaded.named.values(), *named_specials(opened.directory).values(), *leading.named().values()}
     used |= {by_id.get(id, "") for id in ids_in_configs(opened.directory)}
     used |= mentioned(opened.directory, added, list(opened.loaded.templates.values()))
     used |= leading.vocabulary([], []).must_stay() - set(leading.added())
@@ -210,7 +214,8 @@ def _below(
     hint = f"ask for {floor:,} or more"
     if unused and not drop:
         without = leading.vocabulary([token for token in specials if token not in unused], unused)
-        rest = [t for t in opened.loaded.ids if t not in leading.ids() and t not in unused]
+        known = leading.ids()
+        rest = [token for token in opened.loaded.ids if token not in known and token not in unused]
         shown = ", ".join(unused[:3]) + (", ..." if len(unused) > 3 else "")
         hint += (
             f"; --drop-unused-added would remove {len(unused):,} added tokens that nothing names ({shown}) and bring "

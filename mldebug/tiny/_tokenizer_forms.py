@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +22,9 @@ class Form(Protocol):
 
     def added(self) -> list[str]:
         """The tokens that are found in the text as they stand."""
+
+    def named(self) -> dict[str, str]:
+        """Role -> token, for tokens to which the file itself gives a role."""
 
     def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
         """What may go and what must stay. `specials` must stay; `dropped` are added tokens that go."""
@@ -53,6 +56,9 @@ class JsonForm:
     def added(self) -> list[str]:
         return [token["content"] for token in self.document.get("added_tokens") or []]
 
+    def named(self) -> dict[str, str]:
+        return {}
+
     def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
         return documents.read(self.document, specials, dropped)
 
@@ -83,24 +89,44 @@ class WordsForm:
     def added(self) -> list[str]:
         return list(self.added_ids)
 
+    def named(self) -> dict[str, str]:
+        return {}
+
     def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
         return documents.read(self._document(), specials, dropped)
 
+    def model(self) -> dict[str, Any]:
+        """The model as tokenizer.json would have it, with the type that the tokens speak for."""
+        model: dict[str, Any] = {"type": "WordLevel", "vocab": self._ids, "unk_token": _unknown(self._ids)}
+        if self.merges_path is not None:
+            marked = any(right.endswith("</w>") for _left, right in self.merges)
+            model.update(type="BPE", merges=list(self.merges), end_of_word_suffix="</w>" if marked else None)
+        elif self.path.suffix == ".txt" or any(token.startswith("##") for token in self._ids):
+            model.update(type="WordPiece", continuing_subword_prefix="##")
+        return model
+
+    def words(self) -> dict[str, int]:
+        """Token -> id, without those of added_tokens.json."""
+        return dict(self._ids)
+
+    def is_byte_level(self) -> bool:
+        """Whether the tokens are bytes, written as characters."""
+        return self.merges_path is not None and (
+            "Ġ" in self._ids or set(documents.byte_characters()) <= self._ids.keys()
+        )
+
+    def is_cased(self) -> bool:
+        """Whether the words keep their case: as the config says, else as the tokens look."""
+        lower = read_object(self.path.parent / "tokenizer_config.json").get("do_lower_case")
+        if isinstance(lower, bool):
+            return not lower
+        return any(token != token.lower() for token in self._ids if not token.startswith(("[", "<")))
+
     def _document(self) -> dict[str, Any]:
         """A tokenizer.json with as much in it as the choice of tokens looks at."""
-        model: dict[str, Any] = {"type": "WordLevel", "vocab": self._ids, "unk_token": _unknown(self._ids)}
-        steps: dict[str, Any] = {}
-        if self.merges_path is not None:
-            suffix = "</w>" if any(token.endswith("</w>") for token in self._ids) else None
-            suffixed = [left + right for left, right in self.merges]
-            suffix = suffix if any(token.endswith("</w>") for token in suffixed) else None
-            model.update(type="BPE", merges=list(self.merges), end_of_word_suffix=suffix)
-            if "Ġ" in self._ids or {*documents.byte_characters()} <= self._ids.keys():
-                steps["pre_tokenizer"] = {"type": "ByteLevel"}
-        elif any(token.startswith("##") for token in self._ids) or self.path.name == "vocab.txt":
-            model.update(type="WordPiece", continuing_subword_prefix="##")
         added = [{"content": token, "id": id} for token, id in self.added_ids.items()]
-        return {"added_tokens": added, "model": model, **steps}
+        steps = {"pre_tokenizer": {"type": "ByteLevel"}} if self.is_byte_level() else {}
+        return {"added_tokens": added, "model": self.model(), **steps}
 
     def write(self, kept: Collection[str], output: Path, ids: Mapping[str, int] | None) -> dict[str, int]:
         keep = set(kept)
@@ -162,27 +188,3 @@ def _read_merges(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
             raise MldebugError(f"{path}, line {number} is no merge: {line!r}", "a merge is two tokens with a space")
         merges.append((parts[0], parts[1]))
     return header, merges
-
-
-def forms_in(directory: Path) -> list[Form]:
-    """The forms in the folder, the leading one first: it is the one that the libraries load."""
-    found: list[Form] = []
-    for names, make in _READERS:
-        for name in names:
-            path = directory / name
-            if path.is_file():
-                form = make(path)
-                if form is not None:
-                    found.append(form)
-    return found
-
-
-def _words(path: Path) -> Form:
-    merges = path.with_name("merges.txt")
-    return WordsForm(path, merges if path.name == "vocab.json" and merges.is_file() else None)
-
-
-_READERS: list[tuple[tuple[str, ...], Callable[[Path], Form | None]]] = [
-    (("tokenizer.json",), JsonForm),
-    (("vocab.json", "vocab.txt"), _words),
-]

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.tiny._tokenizer_forms import Form, JsonForm, forms_in
+from mldebug.tiny._tokenizer_forms import Form, JsonForm, WordsForm
 from mldebug.tiny._tokenizer_load import Loaded, load_tokenizers, load_transformers
+from mldebug.tiny._tokenizer_native import load_spm, load_tekken, load_tiktoken, load_words
+from mldebug.tiny._tokenizer_ranks import TekkenForm, TiktokenForm, is_tiktoken
+from mldebug.tiny._tokenizer_side import CONFIG, read_json
+from mldebug.tiny._tokenizer_spm import SpmForm, is_spm
 
 # What is fetched of a repository: the files of a tokenizer, and the configs that name its ids.
 PATTERNS = (
@@ -62,23 +66,58 @@ def open_source(
         yield _opened(str(source), directory, forms, trust_remote_code)
 
 
+def forms_in(directory: Path) -> list[Form]:
+    """The forms in the folder, the leading one first: it is the one that the libraries load."""
+    found: list[Form] = []
+    if (directory / "tokenizer.json").is_file():
+        found.append(JsonForm(directory / "tokenizer.json"))
+    found += [TekkenForm(path) for path in sorted(directory.glob("tekken*.json"))]
+    for name in ("vocab.json", "vocab-src.json", "vocab-tgt.json", "vocab.txt"):
+        path, merges = directory / name, directory / "merges.txt"
+        if path.is_file():
+            found.append(WordsForm(path, merges if path.suffix == ".json" and merges.is_file() else None))
+    for path in sorted({*directory.glob("*.model*"), *directory.glob("*.spm"), *directory.glob("*.tiktoken")}):
+        if path.suffix == ".tiktoken" or is_tiktoken(path):
+            found.append(TiktokenForm(path))
+        elif is_spm(path) or path.name in _SPM_NAMES:
+            found.append(SpmForm(path))
+    return found
+
+
+_SPM_NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "spm.model")
+
+
 def _opened(name: str, directory: Path, forms: list[Form], trust_remote_code: bool) -> Opened:
+    """Through transformers where the folder says how, else through the library that the leading file is for."""
+
     def through_transformers(folder: Path) -> Loaded:
         return load_transformers(folder, trust_remote_code)
 
-    def through_tokenizers(folder: Path) -> Loaded:
-        return load_tokenizers(folder / "tokenizer.json")
-
+    native = _native(forms[0])
+    if not isinstance(forms[0], JsonForm) and not any((directory / each).is_file() for each in (CONFIG, "config.json")):
+        return Opened(name, directory, forms, native, native(directory))
     try:
         loaded = through_transformers(directory)
     except MldebugError as exc:
-        if not isinstance(forms[0], JsonForm):
-            raise
-        loaded = through_tokenizers(directory)
-        return Opened(name, directory, forms, through_tokenizers, loaded, notes=[exc.message])
+        return Opened(name, directory, forms, native, native(directory), notes=[exc.message])
     kind = type(loaded.object).__name__
     generic = kind in ("TokenizersBackend", "PreTrainedTokenizerFast", "PythonBackend")
     return Opened(name, directory, forms, through_transformers, loaded, None if generic else kind)
+
+
+def _native(form: Form) -> Callable[[Path], Loaded]:
+    """What loads a folder with such a form in it."""
+    name = form.path.name
+    if isinstance(form, TekkenForm):
+        return lambda folder: load_tekken(folder / name)
+    if isinstance(form, SpmForm):
+        return lambda folder: load_spm(folder / name)
+    if isinstance(form, TiktokenForm):
+        return lambda folder: load_tiktoken(folder / name)
+    if isinstance(form, WordsForm):
+        merges, cased = form.merges_path, form.is_cased()
+        return lambda folder: load_words(WordsForm(folder / name, merges and folder / merges.name), cased)
+    return lambda folder: load_tokenizers(folder / "tokenizer.json")
 
 
 def _directory(source: str | os.PathLike[str], offline: bool | None, stack: contextlib.ExitStack) -> Path:
@@ -87,13 +126,31 @@ def _directory(source: str | os.PathLike[str], offline: bool | None, stack: cont
         return path
     if path.is_file():
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mldebug-")))
-        shutil.copyfile(path, folder / path.name)
+        shutil.copyfile(path, folder / _usual_name(path))
+        if path.name == "vocab.json" and path.with_name("merges.txt").is_file():
+            shutil.copyfile(path.with_name("merges.txt"), folder / "merges.txt")
         return folder
     text = os.fspath(source)
-    looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1 or path.suffix in (".json", ".txt", ".model")
-    if looks_local or not text.strip():
+    local = text.startswith((".", "/", "~")) or text.count("/") > 1 or path.suffix in (".json", ".txt", ".model")
+    if local or not text.strip():
         raise UsageError(f"{text or 'an empty name'}: no such file or folder", "give the folder of a tokenizer")
     return _from_hub(text, offline)
+
+
+def _usual_name(path: Path) -> str:
+    """The name under which the libraries look for such a file."""
+    if path.suffix == ".json":
+        document = read_json(path)
+        if isinstance(document, dict) and isinstance(document.get("model"), dict):
+            return "tokenizer.json"
+        if isinstance(document, dict) and isinstance(document.get("config"), dict) and "vocab" in document:
+            return path.name if path.name.startswith("tekken") else "tekken.json"
+        return "vocab.json"
+    if is_tiktoken(path) and path.suffix != ".tiktoken":
+        return f"{path.name}.tiktoken"
+    if path.suffix == ".txt":
+        return "vocab.txt"
+    return path.name if ".model" in path.name or not is_spm(path) else f"{path.stem}.model"
 
 
 def _from_hub(name: str, offline: bool | None) -> Path:
