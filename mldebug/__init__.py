@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         diagnose,
         scalar_logger,
     )
-    from mldebug.tiny import TinyModelReport, tiny_model
+    from mldebug.tiny import TinyModelReport, TinyTokenizerReport, tiny_model, tiny_tokenizer
 
 __version__ = "0.1.0"
 
@@ -33,11 +33,13 @@ __all__ = [
     "NumericsError",
     "NumericsReport",
     "TinyModelReport",
+    "TinyTokenizerReport",
     "__version__",
     "check",
     "diagnose",
     "scalar_logger",
     "tiny_model",
+    "tiny_tokenizer",
 ]
 
 # Public name -> the module that defines it. Type checkers read the imports above instead.
@@ -48,10 +50,12 @@ _HOMES = {
     "NumericsError": "mldebug.numerics",
     "NumericsReport": "mldebug.numerics",
     "TinyModelReport": "mldebug.tiny",
+    "TinyTokenizerReport": "mldebug.tiny",
     "check": "mldebug.numerics",
     "diagnose": "mldebug.numerics",
     "scalar_logger": "mldebug.numerics",
     "tiny_model": "mldebug.tiny",
+    "tiny_tokenizer": "mldebug.tiny",
 }
 
 

@@ -34,6 +34,11 @@ COMMANDS = {
         "the real model is too big to try things on",
         "make a tiny model with the same architecture, and check it",
     ),
+    "tiny-tokenizer": (
+        "mldebug.cli._tiny_tokenizer",
+        "its vocabulary is most of a tiny model",
+        "make the same tokenizer with fewer tokens, and check it",
+    ),
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.tiny._tokenizer_checks import check_tokenizer
+from mldebug.tiny._tokenizer_checks import SAMPLE, check_tokenizer, sample_of
 from mldebug.tiny._tokenizer_forms import Form
 from mldebug.tiny._tokenizer_load import Loaded
 from mldebug.tiny._tokenizer_report import TinyTokenizerReport, TokenizerCheck
@@ -27,6 +27,7 @@ from mldebug.tiny._tokenizer_side import (
     write_side_files,
 )
 from mldebug.tiny._tokenizer_source import Opened, open_source
+from mldebug.tiny._tokenizer_train import train_form
 from mldebug.tiny._tokenizer_vocab import Vocabulary, choose
 
 __all__ = ["TinyTokenizerReport", "TokenizerCheck", "shrink_tokenizer", "tiny_tokenizer"]
@@ -40,6 +41,7 @@ def tiny_tokenizer(
     vocab_size: int | None = None,
     output: str | os.PathLike[str] | None = None,
     *,
+    from_scratch: str | os.PathLike[str] | None = None,
     drop_unused_added: bool = False,
     trust_remote_code: bool = False,
     offline: bool | None = None,
@@ -51,6 +53,7 @@ def tiny_tokenizer(
     post-processor, decoder, added tokens and chat templates stay. `id_map.json` beside the tokenizer maps old ids to
     new ones. A size below the floor, the number of tokens that must stay, is a UsageError that says what the floor is
     made of; `drop_unused_added` lets go of added tokens that no template, post-processor or config names.
+    `from_scratch` names a text file to learn a vocabulary from, in place of keeping the best of the old one.
 
         report = tiny_tokenizer("gpt2", 600, "gpt2-600")
         assert report.ok and report.size == 600
@@ -61,9 +64,11 @@ def tiny_tokenizer(
     target = Path(output)
     _refuse_existing(target)
     with open_source(source, trust_remote_code=trust_remote_code, offline=offline) as opened, _beside(target) as folder:
-        made = _shrink(opened, vocab_size, folder, drop_unused_added)
+        text = None if from_scratch is None else Path(from_scratch)
+        made = _shrink(opened, vocab_size, folder, drop_unused_added, text)
         write_json(folder / ID_MAP, {str(old): new for old, new in made.id_map.items()})
-        checks = check_tokenizer(opened.loaded, made.loaded, folder, opened.load, vocab_size is not None and made.size)
+        sample = SAMPLE if text is None or made.has_bytes else sample_of(text)
+        checks = check_tokenizer(opened.loaded, made.loaded, folder, opened.load, sample)
         files = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
     return TinyTokenizerReport(
         source=str(source),
@@ -113,8 +118,12 @@ class _Made:
     dropped: list[str]
     notes: list[str]
 
+    @property
+    def has_bytes(self) -> bool:
+        return "bytes" in self.vocabulary.required
 
-def _shrink(opened: Opened, size: int | None, output: Path, drop: bool) -> _Made:
+
+def _shrink(opened: Opened, size: int | None, output: Path, drop: bool, text: Path | None = None) -> _Made:
     """Choose, write, load what was written, and adjust where loading adds or takes tokens."""
     leading, *others = opened.forms
     specials = _specials(opened, leading)
@@ -123,14 +132,24 @@ def _shrink(opened: Opened, size: int | None, output: Path, drop: bool) -> _Made
     vocabulary = leading.vocabulary([token for token in specials if token not in dropped], dropped)
     known = leading.ids()
     on_load = [token for token in opened.loaded.ids if token not in known and token not in dropped]
+    if text is not None:  # the characters will be those of the text
+        vocabulary.required.pop("characters", None)
     floor = vocabulary.floor + len(on_load)
     why = vocabulary.why() + (f", {len(on_load)} that loading adds" if on_load else "")
     wanted = max(floor, DEFAULT_SIZE) if size is None else size
     if wanted < floor:
         raise _below(opened, leading, wanted, floor, why, specials, unused, drop)
-    total = opened.loaded.size - len(dropped)
+    notes = []
+    if text is not None:
+        leading = train_form(leading, vocabulary, text, wanted - len(on_load))
+        vocabulary = leading.vocabulary([token for token in specials if token not in dropped], dropped)
+        notes = [f"{form.path.name} is left out: it has the vocabulary of the source" for form in others]
+        others = []
+    total = len(vocabulary.ids) + len(on_load)
+    if size is not None and size > total:
+        what = "the source has" if text is None else f"{text} gives"
+        notes.append(f"{what} {total:,} tokens, so the result has no more")
     wanted = min(wanted, total)
-    notes = [] if size is None or size <= total else [f"the source has {total:,} tokens, so the result has no more"]
     room = wanted - len(on_load)
     for _attempt in range(3):
         kept = choose(vocabulary, room)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,9 +40,9 @@ class Form(Protocol):
 class JsonForm:
     """tokenizer.json of the tokenizers library."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, document: dict[str, Any] | None = None) -> None:
         self.path = path
-        self.document = read_json(path)
+        self.document = read_json(path) if document is None else document
         if not isinstance(self.document, dict):
             raise MldebugError(f"{path} holds no JSON object", "is it really a tokenizer.json?")
         documents.model_kind(self.document)
@@ -104,6 +105,13 @@ class WordsForm:
         elif self.path.suffix == ".txt" or any(token.startswith("##") for token in self._ids):
             model.update(type="WordPiece", continuing_subword_prefix="##")
         return model
+
+    def with_words(self, words: Mapping[str, int], merges: list[tuple[str, str]]) -> WordsForm:
+        """The same files with other words in them."""
+        other = copy.copy(self)
+        other._ids = dict(words)
+        other.merges = merges
+        return other
 
     def words(self) -> dict[str, int]:
         """Token -> id, without those of added_tokens.json."""

@@ -9,6 +9,7 @@ from typing import Any
 from mldebug.core.errors import MldebugError
 from mldebug.tiny._tokenizer_vocab import Vocabulary, common_first
 
+SPACE = "▁"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -96,7 +97,7 @@ def read(document: Mapping[str, Any], specials: Collection[str], dropped: Collec
         kind = f"byte-level {kind}"
     elif has_bytes(document):
         required["bytes"] = BYTES
-        required["characters that the pipeline inserts"] = [t for t in singles if t in _made_by_pipeline(document)]
+        required["characters that the pipeline inserts"] = [t for t in singles if t in made_by_pipeline(document)]
         alphabet = common_first(singles, learnt)
         kind = f"byte-fallback {kind}"
     elif kind == "WordLevel":
@@ -183,7 +184,7 @@ def has_bytes(document: Mapping[str, Any]) -> bool:
     return falls_back and set(BYTES) <= model_ids(document["model"]).keys()
 
 
-def _made_by_pipeline(document: Mapping[str, Any]) -> set[str]:
+def made_by_pipeline(document: Mapping[str, Any]) -> set[str]:
     """Characters that normalizer and pre-tokenizer put into the text, such as the mark for a space."""
     made: set[str] = set()
     for step in steps(document, "normalizer", "pre_tokenizer"):

@@ -129,6 +129,11 @@ _ROLES = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_to
 
 def load_words(form: WordsForm, cased: bool) -> Loaded:
     """vocab.json and merges.txt, or vocab.txt, with the pipeline that such files are usually for."""
+    return from_backend(words_backend(form, cased))
+
+
+def words_backend(form: WordsForm, cased: bool) -> Any:
+    """The same as a tokenizer of the tokenizers library."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     vocab = form.words()
@@ -153,7 +158,7 @@ def load_words(form: WordsForm, cased: bool) -> Loaded:
         tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=unknown or "<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(sorted(form.added_ids, key=form.added_ids.__getitem__))
-    return from_backend(tokenizer)
+    return tokenizer
 
 
 def _library(name: str, path: Path) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,13 @@ class TiktokenForm:
         }
         ranked = sorted(self.tokens, key=self.tokens.__getitem__)
         return Vocabulary("tiktoken byte-level BPE", ids, required, ranked=ranked)
+
+    def with_tokens(self, tokens: list[str]) -> TiktokenForm:
+        """The same file with other tokens in it, by rank."""
+        other = copy.copy(self)
+        other.tokens = {token: rank for rank, token in enumerate(tokens)}
+        other.ranks = {as_bytes(token): rank for token, rank in other.tokens.items()}
+        return other
 
     def write(self, kept: Collection[str], output: Path, ids: Mapping[str, int] | None) -> dict[str, int]:
         keep = set(kept)
@@ -127,6 +135,20 @@ class TekkenForm:
             "bytes": [token for token in self.tokens if len(token.rstrip("\0")) == 1],
         }
         return Vocabulary("tekken byte-level BPE", ids, required, ranked=list(self.tokens))
+
+    def with_tokens(self, tokens: list[str]) -> TekkenForm:
+        """The same file with other tokens in it, by rank."""
+        other = copy.copy(self)
+        count = len(self.specials)
+        other.tokens, other.rows = {}, {}
+        for rank, characters in enumerate(tokens):
+            data = as_bytes(characters)
+            token = characters if characters not in self.specials else f"{characters}\0"
+            other.tokens[token] = count + rank
+            text = data.decode("utf-8", "replace")
+            row = {"rank": rank, "token_bytes": base64.b64encode(data).decode(), "token_str": text}
+            other.rows[token] = {**row, "token_str": None if "\ufffd" in text else text}
+        return other
 
     def write(self, kept: Collection[str], output: Path, ids: Mapping[str, int] | None) -> dict[str, int]:
         keep = set(kept)

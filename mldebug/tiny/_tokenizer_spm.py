@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mldebug.core.errors import MldebugError
-from mldebug.tiny._tokenizer_json import BYTES
+from mldebug.tiny._tokenizer_json import BYTES, SPACE
 from mldebug.tiny._tokenizer_vocab import Vocabulary, common_first
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-SPACE = "▁"
 # Numbers of fields in sentencepiece_model.proto.
-_PIECES, _TRAINER, _SELF_TEST = 1, 2, 4
+_PIECES, _TRAINER, _NORMALIZER, _SELF_TEST, _DENORMALIZER = 1, 2, 3, 4, 5
 _MODEL_TYPE, _VOCAB_SIZE, _BYTE_FALLBACK = 3, 4, 35
 _IDS = {40: "unk", 41: "bos", 42: "eos", 43: "pad"}  # trainer_spec: the ids of the special pieces
 
@@ -37,10 +36,10 @@ class Piece(NamedTuple):
 class SpmForm:
     """A SentencePiece model: unigram, BPE, word or char."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, data: bytes | None = None) -> None:
         self.path = path
         try:
-            self.fields = list(fields(path.read_bytes()))
+            self.fields = list(fields(path.read_bytes() if data is None else data))
             self.pieces = [_piece(field) for field in self.fields if field.number == _PIECES]
             self.trainer = [list(fields(_bytes(field))) for field in self.fields if field.number == _TRAINER]
         except OSError as exc:
@@ -63,6 +62,10 @@ class SpmForm:
     def added(self) -> list[str]:
         return [piece.text for piece in self.pieces if piece.type in (CONTROL, USER_DEFINED)]
 
+    def control(self) -> list[str]:
+        """The pieces that are never found in a text."""
+        return [piece.text for piece in self.pieces if piece.type == CONTROL]
+
     def named(self) -> dict[str, str]:
         """Role -> token, of the trainer's ids (-1 says that there is none)."""
         defaults = {40: 0, 41: 1, 42: 2}
@@ -84,7 +87,7 @@ class SpmForm:
         learnt = [piece for piece in pieces if piece.type in (NORMAL, UNUSED)]
         singles = [piece.text for piece in learnt if len(piece.text) == 1]
         alphabet: list[str] = []
-        has_bytes = bool(self.numbers.get(_BYTE_FALLBACK)) and set(BYTES) <= ids.keys()
+        has_bytes = self.has_bytes()
         if has_bytes:
             required["bytes"] = BYTES
             required["characters that the pipeline inserts"] = [token for token in singles if token == SPACE]
@@ -92,10 +95,34 @@ class SpmForm:
         else:
             required["characters"] = singles
         ranked = [piece.text for piece in sorted(learnt, key=lambda piece: -piece.score)]
-        kind = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}.get(self.numbers.get(_MODEL_TYPE, 1), "Unigram")
+        kind = {"unigram": "Unigram", "bpe": "BPE"}.get(self.model_type(), self.model_type())
         merges = list(_merges(ranked, ids)) if kind == "BPE" else []
         kind = f"SentencePiece {'byte-fallback ' if has_bytes else ''}{kind}"
         return Vocabulary(kind, ids, required, alphabet, merges, [] if merges else ranked)
+
+    def model_type(self) -> str:
+        return {2: "bpe", 3: "word", 4: "char"}.get(self.numbers.get(_MODEL_TYPE, 1), "unigram")
+
+    def has_bytes(self) -> bool:
+        """Whether unknown characters become the 256 byte pieces."""
+        return bool(self.numbers.get(_BYTE_FALLBACK)) and set(BYTES) <= self._ids.keys()
+
+    def normalization(self) -> str | None:
+        """The name of the rules that text is normalized with."""
+        for field in self.fields:
+            if field.number == _NORMALIZER:
+                for inner in fields(_bytes(field)):
+                    if inner.number == 1:
+                        return _bytes(inner).decode("utf-8", "replace") or None
+        return None
+
+    def with_model(self, data: bytes) -> SpmForm:
+        """A model that was trained anew, with the normalizer of this one."""
+        trained = SpmForm(self.path, data)
+        own = [field for field in self.fields if field.number in (_NORMALIZER, _DENORMALIZER)]
+        rest = [field for field in trained.fields if field.number not in (_NORMALIZER, _DENORMALIZER)]
+        trained.fields = [*rest, *own]
+        return trained
 
     def write(self, kept: Collection[str], output: Path, ids: Mapping[str, int] | None) -> dict[str, int]:
         keep = set(kept)

@@ -39,7 +39,8 @@ class Vocabulary:
             fresh = set(tokens) - seen
             seen |= fresh
             if fresh:
-                parts.append(f"{len(fresh):,} {reason}")
+                one = reason.replace("tokens", "token").replace("characters", "character")
+                parts.append(f"{len(fresh):,} {reason if len(fresh) > 1 else one}")
         return ", ".join(parts)
 
 
