@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from mldebug.numerics._records import RowsOf, Site
+
 if TYPE_CHECKING:
     from mldebug.numerics._event import Role
     from mldebug.numerics._records import Watched
@@ -37,6 +39,8 @@ def _constant(function: _Function) -> _Function:
 
 _library: Any = torch.library.Library("mldebug", "FRAGMENT")  # type: ignore[no-untyped-call,unused-ignore]
 _library.define("record(Tensor(a!) order, Tensor value, int site) -> ()")
+_library.define("record_output(Tensor(a!) order, Tensor value, int site) -> ()")
+_library.define("record_rows(Tensor(a!) order, Tensor[] rows, int[] sites, Tensor[] values, int[] places) -> ()")
 _library.define("mark(Tensor(a!) order, int site, bool enter) -> ()")
 
 
@@ -46,6 +50,29 @@ def _record(order: Tensor, value: Tensor, site: int) -> None:
         watched.recorder.guard(watched.forwards.record_compiled, watched, path, role, value)
 
 
+def _record_output(order: Tensor, value: Tensor, site: int) -> None:
+    """The same for what a root returns, whole: it is in memory anyway, and is often known from a module inside."""
+    watched, path, role = _SITES[site]
+    if watched.recorder.attached:
+        watched.recorder.guard(watched.forwards.record_compiled, watched, path, role, value, True)
+
+
+def _record_rows(order: Tensor, rows: list[Tensor], sites: list[int], values: list[Tensor], places: list[int]) -> None:
+    """The same for many tensors: `rows` holds the largest magnitudes of the rows of each.
+
+    `values` are those of the tensors that the graph returns, at these `places` among the rest.
+    """
+    returned = dict(zip(places, values, strict=True))
+    by_recorder: dict[Any, list[RowsOf]] = {}
+    for i, (magnitudes, site) in enumerate(zip(rows, sites, strict=True)):
+        watched, path, role = _SITES[site]
+        rows_of = RowsOf(watched, path, role, magnitudes, returned.get(i))
+        by_recorder.setdefault(watched.recorder, []).append(rows_of)
+    for recorder, tensors in by_recorder.items():
+        if recorder.attached:
+            recorder.guard(recorder.forwards.record_rows, tensors)
+
+
 def _mark(order: Tensor, site: int, enter: bool) -> None:
     watched, _, _ = _SITES[site]
     if watched.recorder.attached:
@@ -53,8 +80,12 @@ def _mark(order: Tensor, site: int, enter: bool) -> None:
 
 
 _library.impl("record", _record, "CompositeExplicitAutograd")
+_library.impl("record_output", _record_output, "CompositeExplicitAutograd")
+_library.impl("record_rows", _record_rows, "CompositeExplicitAutograd")
 _library.impl("mark", _mark, "CompositeExplicitAutograd")
 torch.library.register_fake("mldebug::record", lambda order, value, site: None, lib=_library)
+torch.library.register_fake("mldebug::record_output", lambda order, value, site: None, lib=_library)
+torch.library.register_fake("mldebug::record_rows", lambda order, rows, sites, values, places: None, lib=_library)
 torch.library.register_fake("mldebug::mark", lambda order, site, enter: None, lib=_library)
 
 
@@ -72,29 +103,56 @@ def trace_leave(module: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
     """The hook after forward, while dynamo traces it."""
     if _exporting() or not _is_watched(id(module)):
         return
-    _walk(id(module), output, "output", "output", 0)
     root = _root_site(id(module))
     if root < 0:
+        _walk(id(module), output, "output", "output", 0)
         return
+    _walk(id(module), output, "output", "output", 0, whole=True)
     for key, value in kwargs.items():
         _walk(id(module), value, f"input.{key}", "input", 0)
     torch.ops.mldebug.mark(_ORDER, root, False)
 
 
-def _walk(key: int, value: Any, path: str, role: Role, depth: int) -> None:
+def _walk(key: int, value: Any, path: str, role: Role, depth: int, whole: bool = False) -> None:
     if isinstance(value, Tensor):
         if value.dtype in _DTYPES and value.numel() > 0:
-            # The two reductions are fused into whatever makes the value; so it need not be kept in memory for us.
+            # A value need not be kept in memory for us; Inductor gets this in another form (see `_partition`).
             value = value.detach()
+            if whole:
+                torch.ops.mldebug.record_output(_ORDER, value, _site(key, path, role))
+                return
             torch.ops.mldebug.record(_ORDER, torch.stack((value.amin(), value.amax())), _site(key, path, role))
     elif depth >= _MAX_DEPTH:
         return
     elif isinstance(value, (tuple, list)):
         for i, item in enumerate(value):
-            _walk(key, item, f"{path}[{i}]", role, depth + 1)
+            _walk(key, item, f"{path}[{i}]", role, depth + 1, whole)
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            _walk(key, item, f"{path}.{name}", role, depth + 1)
+            _walk(key, item, f"{path}.{name}", role, depth + 1, whole)
+
+
+def _use_partitioner() -> None:
+    """Let Inductor partition as if nobody watched, unless the user has a partitioner of their own."""
+    from torch._inductor import config
+
+    if getattr(config, "custom_partitioner_fn", False) is None:
+        from mldebug.numerics._partition import Partitioner
+
+        config.custom_partitioner_fn = Partitioner()
+
+
+def _drop_partitioner() -> None:
+    config = sys.modules.get("torch._inductor.config")
+    ours = getattr(config, "custom_partitioner_fn", None)
+    if config is not None and type(ours).__module__ == "mldebug.numerics._partition":
+        config.custom_partitioner_fn = None  # type: ignore[attr-defined]
+
+
+def is_strict(site: int) -> bool:
+    """Whether -inf is an alarm at a call site of a graph."""
+    watched, path, role = _SITES[site]
+    return Site(watched, path, torch.float32, role).strict
 
 
 def forget_graphs() -> None:
@@ -102,6 +160,7 @@ def forget_graphs() -> None:
     dynamo = sys.modules.get("torch._dynamo")
     traced = bool(_SITES)
     _SITES.clear()
+    _drop_partitioner()
     if dynamo is None:
         return
     compiled = dynamo.utils.counters["frames"]["ok"] > 0
@@ -143,6 +202,8 @@ def _site(key: int, path: str, role: Role) -> int:
 
 
 def _site_index(watched: Watched, path: str, role: Role) -> int:
+    if not _SITES:
+        _use_partitioner()
     _SITES.append((watched, path, role))
     return len(_SITES) - 1
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from mldebug.numerics import _hub
 from mldebug.numerics._event import Role
 from mldebug.numerics._frames import Frames
-from mldebug.numerics._records import Call, Site, Watched
+from mldebug.numerics._records import Call, RowsOf, Site, Watched
 from mldebug.numerics._replay import NotReplayable, Snapshot, changing_buffers, check_model
 from mldebug.numerics._respond import say
 from mldebug.numerics._tensors import is_plain, leaves, parts, tracing_now
@@ -41,6 +42,8 @@ class Forwards:
         self.generated = 0  # of those, the ones that continued a generation: tokens
         self.recomputed = 0  # module calls that activation checkpointing ran again in backward
         self._changing: set[int] | None = None  # ids of buffers seen to change in a forward
+        self._checked: list[Tensor] = []  # the parameters that check_model() has seen
+        self._sharded = ""  # what it said
         self._copy_inputs = False  # a forward was seen to change its inputs in place
 
     # Called by the hooks.
@@ -86,6 +89,12 @@ class Forwards:
             try:
                 if type(output) is Tensor and is_plain(output):
                     self._memory.record(watched.site("output", output.dtype, "output"), output)
+                elif type(output) is tuple:  # most of the rest, without the general walk
+                    for i, item in enumerate(output):
+                        if type(item) is Tensor and is_plain(item):
+                            self._memory.record(watched.site(f"output[{i}]", item.dtype, "output"), item)
+                        elif item is not None:
+                            self._record(watched, item, f"output[{i}]", "output")
                 elif output is not None:
                     self._record(watched, output, "output", "output")
             except Exception as error:  # our failure is never the end of the run
@@ -96,17 +105,31 @@ class Forwards:
             else:
                 self._finish(call)
 
-    def record_compiled(self, watched: Watched, path: str, role: Role, value: Tensor) -> None:
-        """A tensor inside a compiled graph, at run time: `value` holds its smallest and its largest element."""
-        if self.live is not None:
+    def record_compiled(self, watched: Watched, path: str, role: Role, value: Tensor, whole: bool = False) -> None:
+        """A tensor inside a compiled graph, at run time: `value` is its smallest and its largest element, or itself."""
+        if self._in_compiled(watched):
+            self._memory.record(watched.compiled_site(path, value.dtype, role), value, known=whole)
+
+    def record_rows(self, tensors: Sequence[RowsOf]) -> None:
+        """The same for many tensors at once."""
+        if not self._in_compiled(tensors[0].watched):
             return
+        for _, group in itertools.groupby(tensors, key=lambda tensor: tensor.magnitudes.device):
+            same = list(group)
+            sites = [t.watched.compiled_site(t.path, t.magnitudes.dtype, t.role) for t in same]
+            self._memory.record_rows(sites, [t.magnitudes for t in same], [t.value for t in same])
+
+    def _in_compiled(self, watched: Watched) -> bool:
+        """Whether what a compiled graph records is wanted; opens a call for a part that was called by itself."""
+        if self.live is not None:
+            return False
         if self.call is None:
             if torch._C._current_graph_task_id() != -1:
-                return  # recomputed in backward; seen before
+                return False  # recomputed in backward; seen before
             self._recorder.guard(self._open, watched, watched.ref() or nn.Identity(), (), dict)
             if self.call is not None:
                 self.call.implicit = True
-        self._memory.record(watched.compiled_site(path, value.dtype, role), value)
+        return True
 
     def mark_compiled(self, watched: Watched, enter: bool) -> None:
         """A root that is compiled whole begins or ends."""
@@ -226,8 +249,10 @@ class Forwards:
         weights = self._weights
         try:
             parameters = weights.parameters()
-            if reason := check_model(parameters):
-                raise NotReplayable(reason)
+            if parameters is not self._checked:
+                self._checked, self._sharded = parameters, check_model(parameters)
+            if self._sharded:
+                raise NotReplayable(self._sharded)
             changing = changing_buffers(weights.buffer_homes(), self._changing)
             more = (weights.buffers(), changing, weights.version, self._copy_inputs)
             call.snapshot = Snapshot(module, args, kwargs, parameters, *more)

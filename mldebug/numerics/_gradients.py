@@ -11,6 +11,8 @@ from torch import Tensor
 
 from mldebug.numerics._records import Watched
 from mldebug.numerics._tensors import is_plain
+from mldebug.numerics._triton_norms import TritonNorms
+from mldebug.numerics._triton_ring import TritonRing
 
 if TYPE_CHECKING:
     from mldebug.numerics._weights import Weights
@@ -39,18 +41,23 @@ class GradientNorms:
     @property
     def each(self) -> list[tuple[Watched, str, int, float]]:
         """(module, parameter, elements, norm) by parameter; the loss scale is taken out. Waits for the copy."""
+        return [(*owner, value) for owner, value in zip(self._owners, self.values, strict=True)]
+
+    @property
+    def values(self) -> list[float]:
+        """The norms alone."""
         if self._each is None:
             for event in self._events:
                 event.synchronize()
             scale = 1.0 if self._scale is None else float(self._scale)
             self._each = [value / scale for copy in self._copies for value in copy.tolist()]
             self._copies, self._events, self._scale = [], [], None
-        return [(*owner, value) for owner, value in zip(self._owners, self._each, strict=True)]
+        return self._each
 
     @property
     def total(self) -> float:
         """The norm over all parameters."""
-        return math.sqrt(sum(value * value for _, _, _, value in self.each))
+        return math.sqrt(sum(value * value for value in self.values))
 
     def bad(self) -> tuple[Watched, str, float] | None:
         """The last parameter, in the order of the model, whose gradient is not finite: backward met it first."""
@@ -62,7 +69,9 @@ class GradientNorms:
 
         Zero alone means nothing (a frozen, dead or unused layer has it); zero behind values at float16's end does.
         """
-        rows = [row for row in self.each if _is_half(row[0])]
+        if not any(owner.half for owner, _, _ in self._owners):
+            return None
+        rows = [row for row in self.each if row[0].half]
         for i, (owner, name, _, norm) in enumerate(rows):
             if norm == 0.0 and any(0.0 < n < _TINY_RMS * math.sqrt(size) for _, _, size, n in rows[i + 1 :]):
                 return owner, name
@@ -76,6 +85,7 @@ class Gradients:
         self._weights = weights
         self._taken: deque[GradientNorms] = deque(maxlen=_STEPS)
         self._pinned: dict[torch.device, Tensor] = {}  # host memory for the copies of the last steps
+        self._triton: dict[torch.device, TritonNorms | None] = {}
         self._row = 0
 
     def of(self, step: int) -> GradientNorms | None:
@@ -90,14 +100,14 @@ class Gradients:
         groups: list[list[Tensor]] = [grads]
         flat = owners
         # The usual case needs no look at each one. A shard must not get here: its norm would be a collective.
-        norms = _norms(groups) if set(map(type, grads)) == {Tensor} else None
+        norms = self._norms(groups) if set(map(type, grads)) == {Tensor} else None
         if norms is None:
             by_device: dict[torch.device, list[int]] = {}
             for i, grad in enumerate(grads):
                 if grad is not None and is_plain(grad):
                     by_device.setdefault(grad.device, []).append(i)
             flat = [owners[i] for group in by_device.values() for i in group]
-            norms = _norms([[grads[i] for i in group] for group in by_device.values()]) or []
+            norms = self._norms([[grads[i] for i in group] for group in by_device.values()]) or []
         if not norms:
             return
         copies = [self._to_host(norm) for norm in norms]
@@ -105,6 +115,25 @@ class Gradients:
         events = [cuda.current_stream(norm.device).record_event() for norm in norms if norm.is_cuda]
         self._row = (self._row + 1) % _STEPS
         self._taken.append(GradientNorms(step, flat, copies, events, _loss_scale(scaler, optimizer)))
+
+    def _norms(self, groups: list[list[Tensor]]) -> list[Tensor] | None:
+        """A vector of L2 norms per group; None where some gradients are sparse, complex or on another device."""
+        try:
+            with torch.no_grad():
+                return [self._fast_norms(g) if TritonNorms.takes(g) else _torch_norms(g) for g in groups]
+        except (RuntimeError, NotImplementedError):
+            return None
+
+    def _fast_norms(self, grads: list[Tensor]) -> Tensor:
+        device = grads[0].device
+        if device not in self._triton:
+            self._triton[device] = TritonNorms(device) if TritonRing.available(device) else None
+        fast = self._triton[device]
+        try:
+            return _torch_norms(grads) if fast is None else fast.of(grads)
+        except Exception:  # Triton cannot compile here; the ring of the activations has said so
+            self._triton[device] = None
+            return _torch_norms(grads)
 
     def _to_host(self, norms: Tensor) -> Tensor:
         """A copy on the host, without waiting. Pinned memory is taken once: asking for it can stop the device."""
@@ -118,17 +147,8 @@ class Gradients:
         return pinned[self._row].copy_(norms, non_blocking=True)
 
 
-def _norms(groups: list[list[Tensor]]) -> list[Tensor] | None:
-    """A vector of L2 norms per group; None where some gradients are sparse, complex or on another device."""
-    try:
-        with torch.no_grad():
-            return [torch.stack(torch._foreach_norm(group, 2, torch.float32)) for group in groups]
-    except (RuntimeError, NotImplementedError):
-        return None
-
-
-def _is_half(watched: Watched) -> bool:
-    return any(dtype is torch.float16 for _, dtype in watched.sites)
+def _torch_norms(grads: list[Tensor]) -> Tensor:
+    return torch.stack(torch._foreach_norm(grads, 2, torch.float32))
 
 
 def _loss_scale(scaler: Any, optimizer: torch.optim.Optimizer | None) -> Tensor | None:

@@ -107,6 +107,7 @@ def _install() -> None:
     _undo.extend(handle.remove for handle in handles)
     # torch forgets to take a removed hook off this list.
     _undo.append(lambda: _drop(nn.modules.module._global_forward_hooks_with_kwargs, handles[1].id))
+    _install_shortcut()
     scaler = torch.amp.GradScaler
     original = scaler.step
     scaler.step = _scaler_step(original)  # type: ignore[method-assign]
@@ -173,6 +174,56 @@ def _after_forward(module: nn.Module, args: Any, kwargs: dict[str, Any], output:
         if replaying is None or _may(watched):
             watched.forwards.leave(watched, module, args, kwargs, output)
         watched = watched.next
+
+
+def _install_shortcut() -> None:
+    """Let calls of watched modules without hooks of their own pass by torch's hook machinery.
+
+    With any global hook, torch runs every module call through it: half of what the recorder would cost in Python. The
+    hooks above stay, and do the work wherever the shortcut is not taken: roots, replays, modules that have hooks, code
+    that others patch, compilation.
+    """
+    original = nn.Module.__call__
+    globals_ = nn.modules.module
+    hooks, pre_hooks = globals_._global_forward_hooks, globals_._global_forward_pre_hooks
+    backward_hooks, backward_pre_hooks = globals_._global_backward_hooks, globals_._global_backward_pre_hooks
+    tracing = torch._C._get_tracing_state
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if _is_compiling():  # dynamo traces this function; it must see nothing else of it
+            return original(self, *args, **kwargs)
+        watched = TABLE.get(id(self))
+        if (
+            watched is None
+            or watched.next is not None
+            or replaying is not None
+            or (root := watched.forwards.call) is None
+            or watched is root.watched
+            or watched.forwards.live is not None
+            or self._forward_hooks
+            or self._forward_pre_hooks
+            or self._backward_hooks
+            or self._backward_pre_hooks
+            or self._compiled_call_impl is not None
+            or len(hooks) + len(pre_hooks) != 2
+            or backward_hooks
+            or backward_pre_hooks
+            or tracing() is not None
+        ):
+            return original(self, *args, **kwargs)
+        output = self.forward(*args, **kwargs)
+        watched.forwards.leave(watched, self, args, kwargs, output)
+        return output
+
+    def undo() -> None:
+        if nn.Module.__call__ is call:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
+        dynamo: Any = sys.modules.get("torch._dynamo.utils")
+        if dynamo is not None and dynamo.unpatched_nn_module_call is call:
+            dynamo.unpatched_nn_module_call = original  # it was imported meanwhile, and took ours for torch's own
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    _undo.append(undo)
 
 
 def _may(watched: Watched) -> bool:

@@ -60,6 +60,44 @@ def record_many_kernel(ring, table, base, count, slots, strict, FORMAT: tl.const
 
 
 @triton.jit
+def squares_kernel(partial, table, FORMAT: tl.constexpr, ALIGNED: tl.constexpr):
+    """Program p sums the squares of chunk p: table row p is (address, place << 32 | elements) and place is where."""
+    row = table + tl.program_id(0) * 2
+    packed = tl.load(row + 1)
+    data = tl.load(row).to(tl.pointer_type(tl.int32 if FORMAT == 0 else tl.int16))
+    if ALIGNED:
+        data = tl.multiple_of(data, 16)
+    n = (packed & _MAG).to(tl.int32)
+    lane = tl.arange(0, _BLOCK // 4)
+    total = tl.full([_BLOCK // 4], 0.0, tl.float32)
+    for start in range(0, n, _BLOCK // 4):
+        place = start + lane
+        raw = tl.load(data + place, mask=place < n, other=0)
+        if FORMAT == 0:
+            value = raw.to(tl.float32, bitcast=True)
+        elif FORMAT == 1:
+            value = raw.to(tl.bfloat16, bitcast=True).to(tl.float32)
+        else:
+            value = raw.to(tl.float16, bitcast=True).to(tl.float32)
+        total += value * value
+    tl.store(partial + (packed >> 32), tl.sum(total, 0))
+
+
+@triton.jit
+def norms_kernel(norms, partial, spans):
+    """Program i: the root of the sum of tensor i's chunks; spans row i is (first chunk, number of chunks)."""
+    row = spans + tl.program_id(0) * 2
+    first = tl.load(row)
+    count = tl.load(row + 1)
+    lane = tl.arange(0, _LANES)
+    total = tl.full([_LANES], 0.0, tl.float32)
+    for start in range(0, count, _LANES):
+        place = start + lane
+        total += tl.load(partial + first + place, mask=place < count, other=0.0)
+    tl.store(norms + tl.program_id(0), tl.sqrt(tl.sum(total, 0)))
+
+
+@triton.jit
 def _claim(flag, index, base, count, slots):
     # The programs of a batch run in any order: a claim by a later tensor of this batch gives way, so that the flag
     # ends at the first one of the list. A claim from before the batch stays.

@@ -7,11 +7,13 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from mldebug.numerics._records import Batch, Call, Site
-from mldebug.numerics._rings import SLOTS, HostRing, Ring, ring_for, spans
+from mldebug.numerics._rings import SLOTS, HostRing, Ring, extremes_pair, ring_for, spans
 from mldebug.numerics._stats import Stats
 
 _MASK = SLOTS - 1
@@ -39,9 +41,14 @@ class Memory:
         self._last: weakref.ref[Tensor] | None = None
         self._last_version = self._last_slot = 0
         self._last_numel = -1
+        # What compiled graphs measured and returned in this forward: its memory, what it looked like, its slot.
+        self._made: list[tuple[Any, tuple[object, ...], int]] = []
 
-    def record(self, site: Site, tensor: Tensor) -> None:
-        """Measure a plain tensor (see `_tensors`). The hot path: a few microseconds beside the reduction itself."""
+    def record(self, site: Site, tensor: Tensor, known: bool = False) -> None:
+        """Measure a plain tensor (see `_tensors`). The hot path: a few microseconds beside the reduction itself.
+
+        With `known`, it may be one of those that a compiled graph has measured and returned.
+        """
         numel = tensor.numel()
         if not numel:
             return
@@ -56,6 +63,13 @@ class Memory:
         if numel == self._last_numel and self._is_last(tensor):
             self._source[slot] = self._last_slot
             return
+        if known:
+            made = self._known_slot(tensor)
+            if made >= 0:
+                self._source[slot] = made
+                return
+            if not tensor.is_contiguous():
+                tensor = extremes_pair(tensor)  # a dense copy may be gigabytes
         self._source[slot] = slot
         ring = self._rings.get(device)
         if ring is None:
@@ -106,6 +120,20 @@ class Memory:
             self._numel[a:b] = batch.numels[done : done + b - a]
             done += b - a
         ring.record_many(batch.tensors, base & _MASK, batch.strict)
+
+    def record_rows(self, sites: Sequence[Site], rows: Sequence[Tensor], values: Sequence[Tensor | None]) -> None:
+        """Measure tensors of one device by the largest magnitudes of their rows, in one launch; `values` are they
+        themselves where they outlive the graph that made them, and may be met again."""
+        base = self.sequence
+        self.record_all(Batch(rows[0].get_device(), False, list(zip(sites, rows, strict=True))))
+        for i, value in enumerate(values):
+            if value is not None and value.numel() >= _SMALL and not value.is_inference():
+                self._made.append((_storage_ref(value), _mark(value), base + i & _MASK))
+
+    def _known_slot(self, tensor: Tensor) -> int:
+        """The slot of a tensor that was measured in the graph that returned it; -1 if there is none."""
+        mark = None if tensor.is_inference() or not self._made else _mark(tensor)
+        return next((slot for storage, made, slot in self._made if made == mark and not storage.expired()), -1)
 
     def publish(self, first: int, end: int) -> None:
         """Send what was recorded in [first, end) on its way to the host, without waiting."""
@@ -165,6 +193,7 @@ class Memory:
     def forget_last(self) -> None:
         """The last tensor's object may not be compared any more: something else ran in between."""
         self._last = None
+        self._made.clear()
 
     def _number(self, slot: int) -> int:
         """The newest record number that lives in a slot."""
@@ -187,6 +216,15 @@ class Memory:
     def _add_ring(self, tensor: Tensor) -> Ring:
         ring = self._rings[tensor.get_device()] = ring_for(tensor.device)
         return ring
+
+
+def _storage_ref(tensor: Tensor) -> Any:
+    ref: Any = StorageWeakRef
+    return ref(tensor.untyped_storage())
+
+
+def _mark(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor._version
 
 
 def _extremes(stats: Stats) -> Stats:

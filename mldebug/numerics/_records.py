@@ -6,7 +6,7 @@ import weakref
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,20 @@ _COMPUTE = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.LayerNorm, nn.RM
 class Watched:
     """One module under one recorder: its name, and the call sites of its tensors (made once, then shared)."""
 
-    __slots__ = ("cls", "computes", "forwards", "muted", "name", "next", "recorder", "ref", "root", "sites", "wrapper")
+    __slots__ = (
+        "cls",
+        "computes",
+        "forwards",
+        "half",
+        "muted",
+        "name",
+        "next",
+        "recorder",
+        "ref",
+        "root",
+        "sites",
+        "wrapper",
+    )
 
     def __init__(self, recorder: DebugUnderflowOverflow, module: nn.Module, name: str, root: nn.Module) -> None:
         self.recorder = recorder
@@ -34,6 +47,7 @@ class Watched:
         self.name = name
         self.cls = type(module).__name__
         self.computes = isinstance(module, _COMPUTE)  # its outputs are sums of products: a -inf there is an overflow
+        self.half = False  # one of its tensors is float16
         self.muted = False  # filtered out by include/exclude: counted, not measured
         self.wrapper = False  # an OptimizedModule: opens and closes the call of the module inside, measures nothing
         self.next: Watched | None = None  # the same module under a second recorder
@@ -45,6 +59,7 @@ class Watched:
         site = self.sites.get(key)
         if site is None:
             site = self.sites[key] = Site(self, path, dtype, role)
+            self.half = self.half or dtype is torch.float16
         return site
 
     def compiled_site(self, path: str, dtype: torch.dtype, role: Role) -> Site:
@@ -54,6 +69,7 @@ class Watched:
         if site is None:
             site = self.sites[key] = Site(self, path, dtype, role)
             site.extremes = True
+            self.half = self.half or dtype is torch.float16
         return site
 
 
@@ -67,12 +83,22 @@ class Site:
         self.path = path
         self.dtype = dtype
         self.role = role
-        self.extremes = False  # what is recorded are smallest and largest element, taken in a compiled graph
+        self.extremes = False  # what is recorded are extremes, taken in a compiled graph
         self.strict = role == "parameter" or (role == "output" and owner is not None and owner.computes)
 
     @property
     def module(self) -> str | None:
         return None if self.owner is None else self.owner.name
+
+
+class RowsOf(NamedTuple):
+    """What a compiled graph tells of one tensor: the largest magnitudes of its rows, itself if it is returned."""
+
+    watched: Watched
+    path: str
+    role: Role
+    magnitudes: Tensor
+    value: Tensor | None
 
 
 class Batch:
