@@ -68,7 +68,9 @@ def tiny_tokenizer(
         made = _shrink(opened, vocab_size, folder, drop_unused_added, text)
         write_json(folder / ID_MAP, {str(old): new for old, new in made.id_map.items()})
         sample = SAMPLE if text is None or made.has_bytes else sample_of(text)
-        checks = check_tokenizer(opened.loaded, made.loaded, folder, opened.load, sample)
+        unknown = made.loaded.ids.get(made.vocabulary.unknown or "")
+        mapped = None if unknown is None else lambda id: made.id_map.get(id, unknown)
+        checks = check_tokenizer(opened.loaded, made.loaded, folder, opened.load, sample, mapped)
         files = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
     return TinyTokenizerReport(
         source=str(source),

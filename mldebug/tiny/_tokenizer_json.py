@@ -91,6 +91,7 @@ def read(document: Mapping[str, Any], specials: Collection[str], dropped: Collec
     merges = [(left, right, _merged(left, right, model)) for left, right in merge_pairs(model)]
     singles = [token for token in learnt if token in ids and len(_bare(token, model)) == 1 and token not in added]
     alphabet: list[str] = []
+    whole_words = kind == "WordLevel"
     if is_byte_level(document):
         known = set(byte_characters())
         required["bytes"] = [token for token in singles if _bare(token, model) in known]
@@ -100,7 +101,7 @@ def read(document: Mapping[str, Any], specials: Collection[str], dropped: Collec
         required["characters that the pipeline inserts"] = [t for t in singles if t in made_by_pipeline(document)]
         alphabet = common_first(singles, learnt)
         kind = f"byte-fallback {kind}"
-    elif kind == "WordLevel":
+    elif whole_words:
         if model.get("unk_token") not in ids:  # then a word that is not there is an error, not an unknown
             required["words (the source has no unknown token for words that go)"] = list(learnt)
     else:
@@ -112,7 +113,8 @@ def read(document: Mapping[str, Any], specials: Collection[str], dropped: Collec
         ranked = [piece for piece in ranked if piece in ids]
     elif not merges:
         ranked = sorted((token for token in learnt if token in ids), key=learnt.__getitem__)
-    return Vocabulary(kind, ids, required, alphabet, [m for m in merges if m[2] in ids], ranked)
+    merges = [merge for merge in merges if merge[2] in ids]
+    return Vocabulary(kind, ids, required, alphabet, merges, ranked, model.get("unk_token") if whole_words else None)
 
 
 def write(document: Mapping[str, Any], kept: Collection[str]) -> dict[str, Any]:

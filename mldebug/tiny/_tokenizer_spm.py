@@ -92,13 +92,14 @@ class SpmForm:
             required["bytes"] = BYTES
             required["characters that the pipeline inserts"] = [token for token in singles if token == SPACE]
             alphabet = common_first(singles, ids)
-        else:
+        elif self.model_type() != "word":
             required["characters"] = singles
         ranked = [piece.text for piece in sorted(learnt, key=lambda piece: -piece.score)]
         kind = {"unigram": "Unigram", "bpe": "BPE"}.get(self.model_type(), self.model_type())
         merges = list(_merges(ranked, ids)) if kind == "BPE" else []
         kind = f"SentencePiece {'byte-fallback ' if has_bytes else ''}{kind}"
-        return Vocabulary(kind, ids, required, alphabet, merges, [] if merges else ranked)
+        whole = unknown[0] if unknown and not has_bytes and self.model_type() == "word" else None
+        return Vocabulary(kind, ids, required, alphabet, merges, [] if merges else ranked, whole)
 
     def model_type(self) -> str:
         return {2: "bpe", 3: "word", 4: "char"}.get(self.numbers.get(_MODEL_TYPE, 1), "unigram")

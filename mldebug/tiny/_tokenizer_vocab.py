@@ -13,7 +13,8 @@ class Vocabulary:
     `ids` maps each token to its id in the source. `required` names, by reason, the tokens that must stay: its size is
     the floor. `alphabet` holds single characters that are worth keeping but have a way round (bytes), the commonest
     first. `merges` are (left, right, result) in the order of their rank; `ranked` is the order of worth of the tokens
-    of kinds without merges.
+    of kinds without merges. `unknown` is the token for words that are not there, where a kind has whole words only:
+    there is nothing else that a word could be made of.
     """
 
     kind: str
@@ -22,6 +23,7 @@ class Vocabulary:
     alphabet: list[str] = dataclasses.field(default_factory=list)
     merges: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
     ranked: list[str] = dataclasses.field(default_factory=list)
+    unknown: str | None = None
 
     @property
     def floor(self) -> int:
