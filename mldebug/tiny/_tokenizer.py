@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.tiny._tokenizer_checks import SAMPLE, check_tokenizer, sample_of
+from mldebug.tiny._tokenizer_checks import SAMPLE, check_tokenizer, reloaded, sample_of
 from mldebug.tiny._tokenizer_forms import Form
 from mldebug.tiny._tokenizer_load import Loaded
 from mldebug.tiny._tokenizer_report import TinyTokenizerReport, TokenizerCheck
@@ -130,7 +130,7 @@ def _shrink(opened: Opened, size: int | None, output: Path, drop: bool, text: Pa
     leading, *others = opened.forms
     specials = _specials(opened, leading)
     unused = _unused(opened, leading)
-    dropped = unused if drop else []
+    dropped = _droppable(opened, unused, specials) if drop else []
     vocabulary = leading.vocabulary([token for token in specials if token not in dropped], dropped)
     known = leading.ids()
     on_load = [token for token in opened.loaded.ids if token not in known and token not in dropped]
@@ -188,6 +188,8 @@ def _write(
         own = form.ids()
         form.write([token for token in kept if token in own], output, ids)
     changes: dict[str, object] = {}
+    if any(token.startswith("<extra_id_") for token in dropped):  # T5 and its kin make them anew by their number
+        changes["extra_ids"] = sum(token.startswith("<extra_id_") for token in ids)
     written = read_object(opened.directory / CONFIG).get("tokenizer_class")
     if opened.tokenizer_class and (written or "").removesuffix("Fast") != opened.tokenizer_class:
         changes["tokenizer_class"] = opened.tokenizer_class
@@ -214,12 +216,30 @@ def _unused(opened: Opened, leading: Form) -> list[str]:
     """Added tokens that nothing names: no role, template, post-processor, config."""
     added = dict.fromkeys([*leading.added(), *listed_specials(opened.directory), *opened.loaded.added])
     by_id = {id: token for token, id in opened.loaded.ids.items()}
-    used = {*opened.loaded.named.values(), *named_specials(opened.directory).values(), *leading.named().values()}
+    used = {*opened.loaded.named.values(), *named_specials(opened.directory).values(), *leading.used()}
     used |= {by_id.get(id, "") for id in ids_in_configs(opened.directory)}
     used |= mentioned(opened.directory, added, list(opened.loaded.templates.values()))
     used |= leading.vocabulary([], []).must_stay() - set(leading.added())
     used |= set(leading.vocabulary([], []).required.get("special tokens", []))
     return [token for token in added if token not in used]
+
+
+def _droppable(opened: Opened, unused: list[str], specials: list[str]) -> list[str]:
+    """Those of `unused` that stay away: a class may put tokens of its own back. Tried, at the smallest size."""
+    leading, *others = opened.forms
+    while unused:
+        vocabulary = leading.vocabulary([token for token in specials if token not in unused], unused)
+        known = leading.ids()
+        on_load = [token for token in opened.loaded.ids if token not in known and token not in unused]
+        with tempfile.TemporaryDirectory(prefix="mldebug-") as name:
+            folder = Path(name)
+            _write(opened, leading, others, choose(vocabulary, vocabulary.floor), on_load, unused, folder)
+            again = reloaded(opened.load(folder), folder, opened.load)
+        back = again.ids.keys() & set(unused)
+        if not back:
+            break
+        unused = [token for token in unused if token not in back]
+    return unused
 
 
 def _below(
@@ -233,7 +253,8 @@ def _below(
     drop: bool,
 ) -> UsageError:
     hint = f"ask for {floor:,} or more"
-    if unused and not drop:
+    unused = [] if drop else _droppable(opened, unused, specials)
+    if unused:
         without = leading.vocabulary([token for token in specials if token not in unused], unused)
         known = leading.ids()
         rest = [token for token in opened.loaded.ids if token not in known and token not in unused]

@@ -27,6 +27,9 @@ class Form(Protocol):
     def named(self) -> dict[str, str]:
         """Role -> token, for tokens to which the file itself gives a role."""
 
+    def used(self) -> list[str]:
+        """Tokens that are known by name though no file names them."""
+
     def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
         """What may go and what must stay. `specials` must stay; `dropped` are added tokens that go."""
 
@@ -59,6 +62,9 @@ class JsonForm:
 
     def named(self) -> dict[str, str]:
         return {}
+
+    def used(self) -> list[str]:
+        return []
 
     def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
         return documents.read(self.document, specials, dropped)
@@ -93,6 +99,9 @@ class WordsForm:
     def named(self) -> dict[str, str]:
         return {}
 
+    def used(self) -> list[str]:
+        return []
+
     def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
         return documents.read(self._document(), specials, dropped)
 
@@ -102,6 +111,8 @@ class WordsForm:
         if self.merges_path is not None:
             marked = any(right.endswith("</w>") for _left, right in self.merges)
             model.update(type="BPE", merges=list(self.merges), end_of_word_suffix="</w>" if marked else None)
+        elif self.path.with_name("source.spm").is_file():  # Marian: pieces of SentencePiece, listed by id
+            model.update(type="WordPiece", continuing_subword_prefix=None)
         elif self.path.suffix == ".txt" or any(token.startswith("##") for token in self._ids):
             model.update(type="WordPiece", continuing_subword_prefix="##")
         return model

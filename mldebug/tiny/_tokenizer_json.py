@@ -91,7 +91,9 @@ def read(document: Mapping[str, Any], specials: Collection[str], dropped: Collec
     merges = [(left, right, _merged(left, right, model)) for left, right in merge_pairs(model)]
     singles = [token for token in learnt if token in ids and len(_bare(token, model)) == 1 and token not in added]
     alphabet: list[str] = []
-    whole_words = kind == "WordLevel"
+    words = [token for token in learnt if token not in {*added, *named}]
+    by_character = len(words) > 0 and sum(len(token) == 1 for token in words) >= 0.9 * len(words)
+    whole_words = kind == "WordLevel" and not by_character
     if is_byte_level(document):
         known = set(byte_characters())
         required["bytes"] = [token for token in singles if _bare(token, model) in known]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import warnings
@@ -86,6 +87,11 @@ def _from_transformers(tokenizer: Any) -> Loaded:
         )
         return str(text), _encode(str(text), False)
 
+    pipeline = None
+    try:
+        _encode("a", True)
+    except Exception:  # some want words with boxes, or words already cut
+        pipeline = from_backend(copy.deepcopy(tokenizer.backend_tokenizer))
     named = {str(role): str(token) for role, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     added = dict(tokenizer.get_added_vocab())
     ids = dict(tokenizer.get_vocab())
@@ -93,13 +99,13 @@ def _from_transformers(tokenizer: Any) -> Loaded:
     return Loaded(
         "transformers",
         ids,
-        encode,
+        pipeline.encode if pipeline else encode,
         decode,
         added,
         named,
-        plain=lambda text: _encode(text, False),
+        plain=pipeline.plain if pipeline else lambda text: _encode(text, False),
         skipping=lambda ids: decode(ids, True),
-        pair=pair,
+        pair=pipeline.pair if pipeline else pair,
         templates=templates,
         chat=chat if templates else None,
         object=tokenizer,

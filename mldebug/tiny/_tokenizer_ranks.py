@@ -55,6 +55,9 @@ class TiktokenForm:
     def named(self) -> dict[str, str]:
         return {}
 
+    def used(self) -> list[str]:
+        return []
+
     def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
         ids = {token: id for token, id in self.ids().items() if token not in dropped}
         required = {
@@ -124,8 +127,11 @@ class TekkenForm:
         return list(self.specials)
 
     def named(self) -> dict[str, str]:
+        return {}
+
+    def used(self) -> list[str]:
         """Every special token with a name has a role in the code; those that are only numbered have none."""
-        return {token: token for token in list(self.specials)[: self.listed] if not token.startswith("<SPECIAL_")}
+        return [token for token in list(self.specials)[: self.listed] if not token.startswith("<SPECIAL_")]
 
     def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
         ids = {token: id for token, id in self.ids().items() if token not in dropped}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -76,6 +77,11 @@ class SpmForm:
                 found[f"{role}_token"] = self.pieces[id].text
         return found
 
+    def used(self) -> list[str]:
+        """Tokens that programs know by name: those with a role, and those that are not merely numbered."""
+        numbered = re.compile(r".*\d+\W*")
+        return [*self.named().values(), *(token for token in self.added() if not numbered.fullmatch(token))]
+
     def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
         ids = {token: id for token, id in self._ids.items() if token not in dropped}
         pieces = [piece for piece in self.pieces if piece.text in ids]
@@ -127,7 +133,7 @@ class SpmForm:
 
     def write(self, kept: Collection[str], output: Path, ids: Mapping[str, int] | None) -> dict[str, int]:
         keep = set(kept)
-        order = [index for index, piece in enumerate(self.pieces) if piece.text in keep]
+        order = [i for i, piece in enumerate(self.pieces) if piece.text in keep or piece.type == UNKNOWN]
         new = {old: index for index, old in enumerate(order)}
         chunks = [_encoded(Field(_PIECES, 2, b"".join(map(_encoded, self.pieces[old].fields)))) for old in order]
         for field in self.fields:
