@@ -60,7 +60,7 @@ def _search(facts: Facts) -> Values:
     special = SPECIAL.get(facts.config.model_type)
     first: Exception | None = None
     seen: set[str] = set()
-    for _attempt in range(TRIES):
+    for attempt in range(TRIES):
         inputs: Values = {}
         try:
             inputs = _make(facts, extra)
@@ -72,6 +72,9 @@ def _search(facts: Facts) -> Values:
         except Exception as exc:
             first = first or exc
             state = f"{facts.count}{facts.image_size}{facts.frames}{extra}{facts.choice}"
+            if attempt == 0 and "ache" in str(exc) + _where(exc) and facts.takes("use_cache"):
+                extra.append("use_cache")  # a cache is for generation
+                continue
             if state in seen or not (_believe(facts, exc, extra, inputs) or _next_choice(facts)):
                 break
             seen.add(state)
@@ -198,6 +201,13 @@ def _believe(facts: Facts, exc: Exception, extra: list[str], inputs: Values) -> 
             extra.append(name)
             return True
     return False
+
+
+def _where(exc: Exception) -> str:
+    """The files in which an error arose."""
+    return " ".join(
+        frame.f_code.co_filename.rpartition("/")[2] for frame, _line in traceback.walk_tb(exc.__traceback__)
+    )
 
 
 def _none_at_fault(exc: Exception) -> set[str]:

@@ -54,6 +54,21 @@ def _single_patches(facts: Facts, _made: Values) -> torch.Tensor:
     return facts.floats(facts.batch * rows * columns, facts.channels, facts.patch, facts.patch)
 
 
+def _padded_patches(facts: Facts, made: Values) -> torch.Tensor:
+    """The rows of patches of each image: (batch, patches, values of a patch)."""
+    return _flat_patches(facts, made).unflatten(0, (facts.batch, -1))
+
+
+def _merged_patches(facts: Facts, _made: Values) -> torch.Tensor:
+    """One small image, channels last, for each placeholder."""
+    frames, rows, columns = facts.grid
+    side = facts.patch * facts.merge
+    temporal = facts.number("temporal_patch_size", within=VISION)
+    return facts.floats(
+        facts.batch * frames * rows * columns, *([temporal] if temporal > 1 else []), side, side, facts.channels
+    )
+
+
 def _video(facts: Facts, _made: Values) -> torch.Tensor:
     return facts.floats(facts.batch, _frames(facts), facts.channels, *facts.size)
 
@@ -89,7 +104,15 @@ def _pixel_values(facts: Facts) -> list[Maker]:
     if facts.takes("aspect_ratio_ids"):
         makers.insert(0, _tiles)
     if facts.takes("image_grid_thw", "grid_thw", "image_grid_hw"):
-        makers = [_flat_patches, _single_patches, _patch_rows, _plain_image, _many_images]
+        makers = [
+            _flat_patches,
+            _single_patches,
+            _padded_patches,
+            _merged_patches,
+            _patch_rows,
+            _plain_image,
+            _many_images,
+        ]
     elif facts.takes("spatial_shapes", "pixel_position_ids", "image_position_ids"):
         makers.insert(0, _patch_rows)
     elif pairs:
@@ -491,7 +514,18 @@ MAKERS: dict[str, Callable[[Facts], list[Maker]]] = {
     "image_position_ids": _one(_positions_of_patches),
     "pixel_attention_mask": lambda facts: [_pixel_attention_mask, _patch_mask, _image_mask],
     "hidden_states": lambda facts: [_flat_patches] if facts.takes("grid_thw") else [_hidden, _hidden_last],
-    "encoder_hidden_states": _one(lambda facts, made: _hidden(facts, made)),
+    "encoder_hidden_states": lambda facts: [
+        lambda facts, _made, name=name: facts.floats(facts.batch, 4, facts.number(name, default=64))
+        for name in (
+            "encoder_hidden_size",
+            "cross_attention_hidden_size",
+            "vision_hidden_size",
+            "hidden_size",
+            "d_model",
+        )
+        if facts.number(name)
+    ],
+    "use_cache": _one(lambda _facts, _made: False),
     "query_embeds": _one(lambda facts, made: _hidden(facts, made)),
     "inputs_embeds": _one(lambda facts, made: _hidden(facts, made)),
     "latents": lambda facts: [_hidden_last, _hidden],

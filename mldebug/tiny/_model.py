@@ -122,6 +122,7 @@ def _from_source(
     trust_remote_code: bool,
     offline: bool | None,
 ) -> _Made:
+    from mldebug.tiny._build import class_of
     from mldebug.tiny._recipe import write_recipe
     from mldebug.tiny._source import resolve
 
@@ -131,6 +132,9 @@ def _from_source(
         if id_map is not None:
             options = {**options, "vocab": None}
         generation = generation_config(found.directory)
+    with clock.measure("import"):
+        class_of(found.config, options["model_class"], trust_remote_code)  # the one module of models that is needed
+    with clock.measure("build"):
         made, shrunk = _build(found.name, found.config, options, id_map, generation, folder, trust_remote_code)
         made.notes += side_files(found.directory, tokenizer, folder, made.model, id_map or shrunk.id_map)
         write_recipe(
@@ -152,15 +156,18 @@ def _from_source(
 
 def _from_recipe(file: Path, folder: Path, clock: _Clock, trust_remote_code: bool) -> _Made:
     """The same again: weights from config and seed; the small files of tokenizer and processor from beside the recipe."""
+    from mldebug.tiny._build import class_of
     from mldebug.tiny._checks_config import Check
     from mldebug.tiny._recipe import FILE, compare, read_recipe
 
     recipe = read_recipe(file)
     beside = file if file.is_dir() else file.parent
+    source = recipe["source"]
+    with clock.measure("import"):
+        class_of(source["config"], recipe["options"]["model_class"], trust_remote_code)
     with clock.measure("build"):
         ids = recipe.get("tokenizer_id_map")
         id_map = None if ids is None else {int(old): new for old, new in ids.items()}
-        source = recipe["source"]
         made, _shrunk = _build(
             source["name"],
             source["config"],
@@ -280,27 +287,35 @@ class _Clock:
 
 
 def _import_libraries() -> None:
+    """What every build needs, so that the time for it is not counted as the build's."""
     import torch  # noqa: F401
-    import transformers  # noqa: F401
+    import transformers.modeling_utils
+    import transformers.models.auto.configuration_auto
+    import transformers.models.auto.modeling_auto  # noqa: F401
 
     from mldebug.tiny import _build, _checks, _shrink, _source  # noqa: F401
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers says much while a model is built at odd sizes; what matters is in the report."""
+    """transformers says much while a model is built at odd sizes; what matters is in the report. One thread is the
+    fastest for what is this small, by far where other work keeps the cores busy."""
     import warnings
 
+    import torch
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        torch.set_num_threads(threads)
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()

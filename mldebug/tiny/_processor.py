@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -147,12 +148,13 @@ def _clip_length(document: dict[str, Any], audio: Mapping[str, Any], changed: li
         "chunk_length" in document and isinstance(positions, int) and isinstance(rate, int) and isinstance(hop, int)
     ):
         return
-    samples = 2 * positions * hop
-    new = {
-        "chunk_length": samples // rate if samples % rate == 0 else samples / rate,
-        "n_samples": samples,
-        "nb_max_frames": 2 * positions,
-    }
+    frames = 2 * positions
+    whole = rate // math.gcd(
+        rate, frames
+    )  # with multiples of this as the hop the clip is whole seconds, as it has to be
+    hop = whole * max(1, round(hop / whole))
+    samples = frames * hop
+    new = {"chunk_length": samples // rate, "n_samples": samples, "nb_max_frames": frames, "hop_length": hop}
     for key, value in new.items():
         if key in document and document[key] != value:
             document[key] = value
