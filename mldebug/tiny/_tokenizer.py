@@ -27,7 +27,7 @@ from mldebug.tiny._tokenizer_side import (
     write_side_files,
 )
 from mldebug.tiny._tokenizer_source import Opened, open_source
-from mldebug.tiny._tokenizer_train import train_form
+from mldebug.tiny._tokenizer_train import follow, train_form
 from mldebug.tiny._tokenizer_vocab import Vocabulary, choose
 
 __all__ = ["TinyTokenizerReport", "TokenizerCheck", "shrink_tokenizer", "tiny_tokenizer"]
@@ -145,8 +145,8 @@ def _shrink(opened: Opened, size: int | None, output: Path, drop: bool, text: Pa
     if text is not None:
         leading = train_form(leading, vocabulary, text, wanted - len(on_load))
         vocabulary = leading.vocabulary([token for token in specials if token not in dropped], dropped)
-        notes = [f"{form.path.name} is left out: it has the vocabulary of the source" for form in others]
-        others = []
+        others, left = follow(leading, others)
+        notes = [f"{name} is left out: it has the vocabulary of the source" for name in left]
     total = len(vocabulary.ids) + len(on_load)
     if size is not None and size > total:
         what = "the source has" if text is None else f"{text} gives"
@@ -186,7 +186,10 @@ def _write(
         ids.setdefault(token, len(ids))
     for form in others:
         own = form.ids()
-        form.write([token for token in kept if token in own], output, ids)
+        if form.path.name == "vocab-tgt.json":  # the other language has its own numbers
+            form.write(choose(form.vocabulary([], dropped), len(kept)), output, None)
+        else:
+            form.write([token for token in kept if token in own], output, ids)
     changes: dict[str, object] = {}
     if any(token.startswith("<extra_id_") for token in dropped):  # T5 and its kin make them anew by their number
         changes["extra_ids"] = sum(token.startswith("<extra_id_") for token in ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,13 +95,13 @@ class WordsForm:
         return {**self.added_ids, **self._ids}
 
     def added(self) -> list[str]:
-        return list(self.added_ids)
+        return [*(token for token in _USUAL if token in self._ids), *self.added_ids]
 
     def named(self) -> dict[str, str]:
         return {}
 
     def used(self) -> list[str]:
-        return []
+        return [token for token in _USUAL if token in self._ids]
 
     def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
         return documents.read(self._document(), specials, dropped)
@@ -108,7 +109,7 @@ class WordsForm:
     def model(self) -> dict[str, Any]:
         """The model as tokenizer.json would have it, with the type that the tokens speak for."""
         model: dict[str, Any] = {"type": "WordLevel", "vocab": self._ids, "unk_token": _unknown(self._ids)}
-        if self.merges_path is not None:
+        if self._is_bpe():
             marked = any(right.endswith("</w>") for _left, right in self.merges)
             model.update(type="BPE", merges=list(self.merges), end_of_word_suffix="</w>" if marked else None)
         elif self.path.with_name("source.spm").is_file():  # Marian: pieces of SentencePiece, listed by id
@@ -128,11 +129,14 @@ class WordsForm:
         """Token -> id, without those of added_tokens.json."""
         return dict(self._ids)
 
+    def _is_bpe(self) -> bool:
+        """Whether the merges make the tokens of the list. CTRL and others list them with marks of their own."""
+        made = sum(left + right in self._ids for left, right in self.merges)
+        return self.merges_path is not None and made >= len(self.merges) / 2
+
     def is_byte_level(self) -> bool:
         """Whether the tokens are bytes, written as characters."""
-        return self.merges_path is not None and (
-            "Ġ" in self._ids or set(documents.byte_characters()) <= self._ids.keys()
-        )
+        return self._is_bpe() and ("Ġ" in self._ids or set(documents.byte_characters()) <= self._ids.keys())
 
     def is_cased(self) -> bool:
         """Whether the words keep their case: as the config says, else as the tokens look."""
@@ -143,7 +147,8 @@ class WordsForm:
 
     def _document(self) -> dict[str, Any]:
         """A tokenizer.json with as much in it as the choice of tokens looks at."""
-        added = [{"content": token, "id": id} for token, id in self.added_ids.items()]
+        ids = self.ids()
+        added = [{"content": token, "id": ids[token]} for token in self.added()]
         steps = {"pre_tokenizer": {"type": "ByteLevel"}} if self.is_byte_level() else {}
         return {"added_tokens": added, "model": self.model(), **steps}
 
@@ -157,11 +162,46 @@ class WordsForm:
         else:
             write_json(output / self.path.name, new)
         if self.merges_path is not None:
-            lines = [f"{a} {b}" for a, b in self.merges if a in keep and b in keep and a + b in keep]
+            whole = not self._is_bpe()
+            lines = [f"{a} {b}" for a, b in self.merges if whole or {a, b, a + b} <= keep]
             (output / self.merges_path.name).write_text("\n".join([*self.header, *lines, ""]), encoding="utf-8")
         for token in sorted((t for t in self.added_ids if t in keep), key=self.added_ids.__getitem__):
             new.setdefault(token, len(new) if ids is None else ids[token])
         return new
+
+
+# Special tokens by their usual names, which no file may list.
+_USUAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<pad>", "<unk>", "<mask>", "<|endoftext|>")
+
+
+class FixedForm:
+    """A tokenizer whose vocabulary is in its code, such as one of bytes or code points: nothing can be left out."""
+
+    def __init__(self, path: Path, ids: Mapping[str, int], files: Collection[str]) -> None:
+        self.path = path
+        self._ids = dict(ids)
+        self.files = files
+
+    def ids(self) -> dict[str, int]:
+        return self._ids
+
+    def added(self) -> list[str]:
+        return []
+
+    def named(self) -> dict[str, str]:
+        return {}
+
+    def used(self) -> list[str]:
+        return []
+
+    def vocabulary(self, specials: Collection[str], dropped: Collection[str]) -> Vocabulary:
+        return Vocabulary("fixed vocabulary", self._ids, {"tokens that its code makes": list(self._ids)})
+
+    def write(self, kept: Collection[str], output: Path, ids: Mapping[str, int] | None) -> dict[str, int]:
+        for name in self.files:
+            if (self.path / name).is_file():
+                shutil.copyfile(self.path / name, output / name)
+        return dict(self._ids)
 
 
 def _unknown(tokens: Collection[str]) -> str | None:

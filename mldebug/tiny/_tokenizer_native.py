@@ -134,7 +134,7 @@ def load_words(form: WordsForm, cased: bool) -> Loaded:
 
 def words_backend(form: WordsForm, cased: bool) -> Any:
     """The same as a tokenizer of the tokenizers library."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     vocab = form.words()
     model = form.model()
@@ -142,7 +142,8 @@ def words_backend(form: WordsForm, cased: bool) -> Any:
     suffix = model.get("end_of_word_suffix")
     if model["type"] == "BPE":
         merges = [(a, b) for a, b in form.merges if a in vocab and b in vocab and a + b in vocab]
-        tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token=unknown, end_of_word_suffix=suffix))
+        marks = {"unk_token": unknown, "end_of_word_suffix": suffix}
+        tokenizer = Tokenizer(models.BPE(vocab, merges, **{key: mark for key, mark in marks.items() if mark}))
         if form.is_byte_level():
             tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
             tokenizer.decoder = decoders.ByteLevel()
@@ -157,7 +158,8 @@ def words_backend(form: WordsForm, cased: bool) -> Any:
     else:
         tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=unknown or "<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens(sorted(form.added_ids, key=form.added_ids.__getitem__))
+    added = sorted(form.added(), key=form.ids().__getitem__)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in added])
     return tokenizer
 
 

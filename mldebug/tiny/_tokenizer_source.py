@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.tiny._tokenizer_forms import Form, JsonForm, WordsForm
+from mldebug.tiny._tokenizer_forms import FixedForm, Form, JsonForm, WordsForm
 from mldebug.tiny._tokenizer_load import Loaded, load_tokenizers, load_transformers
 from mldebug.tiny._tokenizer_native import load_spm, load_tekken, load_tiktoken, load_words
 from mldebug.tiny._tokenizer_ranks import TekkenForm, TiktokenForm, is_tiktoken
@@ -57,6 +57,9 @@ def open_source(
     with contextlib.ExitStack() as stack:
         directory = _directory(source, offline, stack)
         forms = forms_in(directory)
+        if not forms and (directory / CONFIG).is_file():
+            yield _fixed(str(source), directory, trust_remote_code)
+            return
         if not forms:
             held = ", ".join(sorted(path.name for path in directory.iterdir())[:6]) or "nothing"
             raise MldebugError(
@@ -103,6 +106,17 @@ def _opened(name: str, directory: Path, forms: list[Form], trust_remote_code: bo
     kind = type(loaded.object).__name__
     generic = kind in ("TokenizersBackend", "PreTrainedTokenizerFast", "PythonBackend")
     return Opened(name, directory, forms, through_transformers, loaded, None if generic else kind)
+
+
+def _fixed(name: str, directory: Path, trust_remote_code: bool) -> Opened:
+    """A tokenizer without a file that is known: it may have its vocabulary in its code."""
+
+    def load(folder: Path) -> Loaded:
+        return load_transformers(folder, trust_remote_code)
+
+    loaded = load(directory)
+    files = [str(file) for file in (getattr(loaded.object, "vocab_files_names", None) or {}).values()]
+    return Opened(name, directory, [FixedForm(directory, loaded.ids, files)], load, loaded)
 
 
 def _native(form: Form) -> Callable[[Path], Loaded]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,20 @@ def train_form(form: Form, vocabulary: Vocabulary, text: Path, size: int) -> For
             f"cannot learn {size:,} tokens from {text}: {reason}", "give more text, or ask for fewer tokens"
         ) from exc
     raise MldebugError(f"{form.path.name} cannot be trained", "leave --from-scratch out")
+
+
+def follow(trained: Form, others: Sequence[Form]) -> tuple[list[Form], list[str]]:
+    """The other forms of the folder with the new vocabulary, and the names of those that cannot have it."""
+    following: list[Form] = []
+    for form in others:
+        if isinstance(trained, WordsForm) and isinstance(form, WordsForm):
+            following.append(form.with_words(trained.words(), trained.merges))
+        elif isinstance(trained, JsonForm) and isinstance(form, WordsForm):
+            model = trained.document["model"]
+            if isinstance(model["vocab"], dict):
+                following.append(form.with_words(trained.ids(), documents.merge_pairs(model)))
+    kept = {form.path for form in following}
+    return following, [form.path.name for form in others if form.path not in kept]
 
 
 def _lines(path: Path) -> list[str]:
