@@ -20,9 +20,10 @@ def meet(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> 
     """Meet every constraint that the source meets."""
     _positions(tree, setter)
     _images(tree, before, setter)
+    _image_tokens(tree, before, setter)
     for level in tree:
         source = before[level.path].fields if level.path in before else {}
-        for rule in (_heads, _head_sums, _experts, _mamba, _stages, _rope, _groups):
+        for rule in (_heads, _linear_heads, _head_sums, _experts, _mamba, _stages, _rope, _groups):
             rule(level, source, setter)
 
 
@@ -77,6 +78,15 @@ def _head_sums(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
     if is_int(source.get("hidden_size")) and is_int(source.get("num_attention_heads")) and is_int(source.get("attention_head_size")):
         if source["attention_head_size"] * source["num_attention_heads"] == source["hidden_size"]:
             setter.set(level, "attention_head_size", fields["hidden_size"] // fields["num_attention_heads"])
+
+
+def _linear_heads(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
+    """Linear attention: as many value heads for each key head as the source has, 1 or 2."""
+    fields = level.fields
+    keys, values = fields.get("linear_num_key_heads"), source.get("linear_num_value_heads")
+    if is_int(keys) and is_int(values) and source["linear_num_key_heads"] < source["linear_num_value_heads"]:
+        setter.set(level, "linear_num_key_heads", 2)
+        setter.set(level, "linear_num_value_heads", 4)
 
 
 def _rope(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
@@ -144,11 +154,11 @@ def _experts(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
     top = next((key for key, value in fields.items() if role_of(key, value) == "topk" and is_int(value) and value > 0), None)
     if count is None:
         return
-    groups = fields.get("n_group")
-    if is_int(groups) and int(groups or 0) > 1:
-        setter.set(level, "n_group", 2)
+    groups = first(fields, ("n_group", "num_expert_group", "num_expert_groups"))
+    if groups is not None and fields[groups] > 1:
+        setter.set(level, groups, 2)
         if is_int(fields.get("topk_group")):
-            setter.set(level, "topk_group", 1 if source.get("topk_group", 1) < source.get("n_group", 1) else 2)
+            setter.set(level, "topk_group", 1 if source.get("topk_group", 1) < source.get(groups, 1) else 2)
     if top is not None and is_int(source.get(top)) and source[top] < source.get(count, 0) and fields[top] >= fields[count]:
         setter.set(level, top, max(1, fields[count] - 1))
     elif top is not None and fields[top] > fields[count]:
@@ -196,17 +206,26 @@ def _stages(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
     if is_ints(depths) and is_int(fields.get("embed_dim")) and is_int(source.get("hidden_size")) and is_int(source.get("embed_dim")):
         factor = 2 ** (len(depths or []) - 1)
         if source["hidden_size"] == source["embed_dim"] * factor:
-            setter.set(level, "embed_dim", 16)
-            setter.set(level, "hidden_size", 16 * factor)
+            setter.set(level, "embed_dim", 8)
+            setter.set(level, "hidden_size", 8 * factor)
+            if is_int(fields.get("window_size")):
+                setter.set(level, "window_size", min(fields["window_size"], 2))  # the last stage has 2 by 2 patches
 
 
 def _groups(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
-    """Groups of convolutions and norms divide the width."""
+    """Groups of convolutions and norms divide the width, which is that of their prefix where there is one."""
     fields = level.fields
-    hidden = first(fields, _HIDDEN)
-    for key in ("num_conv_pos_embedding_groups", "num_groups", "q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups"):
-        if hidden and is_int(fields.get(key)) and fields[key] > 1 and fields[hidden] % fields[key] and source.get(hidden, 0) % fields[key] == 0:
-            setter.set(level, key, next(count for count in (8, 4, 2, 1) if fields[hidden] % count == 0))
+    for key, value in list(fields.items()):
+        if not (is_int(value) and value > 1 and key.endswith("_groups") or key == "num_groups" and is_int(value)) or "key_value" in key:
+            continue
+        hidden = _width_of(key, fields) or first(fields, _HIDDEN)
+        if hidden is None:
+            listed = next((fields[name] for name in ("hidden_sizes", "embed_dims") if is_ints(fields.get(name))), None)
+            width = math.gcd(*listed) if listed else 0
+        else:
+            width = fields[hidden] if source.get(hidden, 0) % value == 0 else 0
+        if width and width % value:
+            setter.set(level, key, next(count for count in (16, 8, 4, 2, 1) if width % count == 0))
 
 
 # --- positions and images
@@ -242,6 +261,26 @@ def _images(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) 
             new = [sizes.get(item, item) for item in value] if isinstance(value, list) else sizes.get(value, value)
         if new != value:
             setter.set(level, key, new)
+
+
+_PER_IMAGE = ("image_seq_length", "mm_tokens_per_image", "num_image_tokens_per_image", "image_token_length", "num_image_tokens")
+
+
+def _image_tokens(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> None:
+    """How many tokens an image gives shrinks as its number of patches does."""
+    vision = next((level for level in tree if is_int(level.fields.get("image_size")) and is_int(level.fields.get("patch_size"))), None)
+    if vision is None or vision.path not in before:
+        return
+    old, new = before[vision.path].fields, vision.fields
+    if not (is_int(old.get("image_size")) and is_int(old.get("patch_size"))):
+        return
+    was, now = (old["image_size"] // old["patch_size"]) ** 2, (new["image_size"] // new["patch_size"]) ** 2
+    for level in tree:
+        for key in _PER_IMAGE:
+            value = before[level.path].fields.get(key) if level.path in before else None
+            if is_int(value) and value and was:
+                side = max(1, round(math.sqrt(value * now / was)))
+                setter.set(level, key, side * side)
 
 
 def _image_unit(level: Level, tree: Sequence[Level]) -> int:

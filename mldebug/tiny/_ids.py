@@ -66,11 +66,19 @@ def _vocabularies(old: Mapping[str, int], text: str, limit: int, size: int | Non
     step = 8 if limit >= 8 * (len(large) + 2) else 1
     new = {value: max(1, limit - step * (len(large) - 1 - number)) for number, value in enumerate(large)}
     made = {path: new.get(value, value) for path, value in old.items()}
+    plain = {value for path, value in old.items() if not _is_codebook(path)}
+    for path, value in old.items():
+        if _is_codebook(path) and value not in plain:
+            made[path] = min(value, 64)  # often a power of two
     if size is not None and text in old:
         by_size = {value: size for path, value in old.items() if value == old[text]}
         made = {path: by_size.get(value, made[path]) for path, value in old.items()}
     pinned = {old[path]: path for path in old if path in setter.pins}
     return {path: value for path, value in made.items() if old[path] not in pinned or path in setter.pins}
+
+
+def _is_codebook(path: str) -> bool:
+    return path.rpartition(".")[2] in ("codebook_size", "num_codes", "num_embeddings", "num_embeds", "n_embed_codes")
 
 
 def _space(level: Level, key: str, tree: Sequence[Level], sizes: Mapping[str, int], text: str) -> str:
@@ -113,5 +121,5 @@ def _assign(used: list[int], size: int, id_map: Mapping[int, int] | None) -> dic
     if len(moved) + len(fits) > size:
         return {old: number % size for number, old in enumerate(used)}
     if fits and len(fits) + len(moved) <= size and fits[-1] >= size - len(moved):
-        return dict(enumerate(used))
+        return {old: number for number, old in enumerate(used)}
     return {old: size - len(moved) + number for number, old in enumerate(moved)}

@@ -65,10 +65,10 @@ _MAIN = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth", "lay
 def _is_per_layer(name: str, value: Any, size: int) -> bool:
     if not isinstance(value, list) or len(value) != size or size < 2:
         return False
+    if _is_index_name(name) and is_ints(value) and not set(value) <= {0, 1}:
+        return False
     named = re.search(r"(_types?|_pattern|_per_layer|layers|layer_\w+|_list)$", name) is not None
-    if named:
-        return not _is_index_name(name) or not is_ints(value) or set(value) <= {0, 1}
-    return size >= 8
+    return named or size >= 8
 
 
 def _is_index_name(name: str) -> bool:
@@ -90,6 +90,8 @@ def _choose(
     fields = level.fields
     named = {int(key) for key in per_layer} if isinstance(per_layer, dict) else set()
 
+    values = len({str(item) for item in per_layer.values()}) <= 3 if isinstance(per_layer, dict) else True
+
     def kind(layer: int) -> tuple[Any, ...]:
         marks: list[Any] = [str(fields[name][layer]) for name in lists]
         marks += [
@@ -98,8 +100,12 @@ def _choose(
         ]
         marks += [layer < fields[name] for name in first]
         marks += [layer >= size - fields[name] for name in last]
-        marks.append(str(per_layer[_key_of(per_layer, layer)]) if layer in named else "")
-        return tuple(marks)
+        if layer in named:
+            own = per_layer[_key_of(per_layer, layer)]
+            marks.append(str(own) if values else sorted(own))  # where they differ everywhere their names must do
+        else:
+            marks.append("")
+        return tuple(map(str, marks))
 
     periods = [] if any("types" in name for name in lists) else [
         (fields[name], fields.get(offset, 0) if offset else 0) for name, offset in _PERIODS if is_int(fields.get(name)) and fields[name] > 1

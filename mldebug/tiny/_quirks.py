@@ -12,9 +12,31 @@ FILL: dict[str, dict[str, Any]] = {
     "time_series_transformer": {"prediction_length": 24},
 }
 
-# model_type -> {field: tiny value}. It holds for a config of that type at any level. A field that is a list is cut or
-# set whole. Dotted names reach into a nested config.
-SET: dict[str, dict[str, Any]] = {}
+# model_type -> {field: tiny value}. It holds for a config of that type at any level. Dotted names reach into a nested
+# config, "**.name" into all of them. "keep" stands for the value of the source, "=name" for that of another field.
+SET: dict[str, dict[str, Any]] = {
+    "align_vision_model": {"width_coefficient": 1.0, "depth_coefficient": 1.0},
+    "bit": {"num_groups": 8},
+    "apertus1p5": {"image_token_offset": 100, "audio_token_offset": 164},
+    "bridgetower_vision_model": {"hidden_size": 64},
+    "clap_audio_model": {"patch_embeds_hidden_size": 8, "hidden_size": 64},
+    "cvt": {"depth": [1, 2, 3]},
+    "dac": {"encoder_hidden_size": 4, "decoder_hidden_size": 64, "hidden_size": 64},
+    "dory": {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1},
+    "efficientnet": {"width_coefficient": 1.0, "depth_coefficient": 1.0},
+    "encodec": {"num_filters": 2},
+    "esmfold2": {"single_inputs_size": 131, "atom_feature_dim": "keep", "**.num_uid_rope_pairs": 1, "**.num_spatial_rope_pairs_per_axis": 1},
+    "chameleon_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1], "num_res_blocks": 1},
+    "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "num_res_blocks": 1},
+    "glm5_next_text": {"index_topk": 16},
+    "inkling_audio": {"mel_vocab_size": 16},
+    "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1], "num_res_blocks": 1},
+    "molmo2": {"adapter_config.vision_feature_layer": [1, 0]},
+    "mgp-str": {"num_bpe_labels": 256, "num_wordpiece_labels": 256},
+    "mimi": {"num_filters": 4},
+    "mobilenet_v1": {"depth_multiplier": 0.125},
+    "mobilenet_v2": {"depth_multiplier": 0.125},
+}
 
 # The class to build where the auto classes name none, or one that is not the whole model.
 CLASSES: dict[str, str] = {}

@@ -67,10 +67,10 @@ _RULES: tuple[tuple[str, str], ...] = tuple(
         ("id_start", r"^(vocab_offset|image_token_offset|audio_token_offset|token_offset|vision_token_offset)$"),
         ("keep", r"(^num_labels|dropout|drop_|_drop|eps|epsilon|_ratio|ratios?$|rate$|rates$|stride|strides|kernel|padding|dilation|_type$|"
                  r"version|initializer|init_|_std|theta|coef|factor|_cost|loss|temperature|_index$|_idx$|patch_size|patch_temporal|"
-                 r"temporal|merge_size|version|_scale$|^scale|scaling|bandwidth|sampling|frame_rate|hop_length|sample_rate|n_fft|"
-                 r"_p$|_prob$|seed|num_channels|in_channels$|in_chans|n_channels$|audio_channels|input_channels|image_channels|"
+                 r"temporal|merge_size|version|_scale$|^scale$|scaling|bandwidth|^sampling|frame_rate|hop_length|sample_rate|n_fft|"
+                 r"_p$|_prob$|seed|"
                  r"chunk_size_feed_forward|type_vocab_size|type_vocab_sizes|num_mel_bins|n_mels|mel_bins|mel_dim|num_classes|bucket|"
-                 r"relative_attention|per_group|downsample_rate|subsampling|n_window|window_size$|_lengths?$|durations|multiple_of|"
+                 r"relative_attention|per_group|downsample_rate|subsampling_(factor|rate)|n_window|window_size$|_lengths?$|durations|multiple_of|"
                  r"top_k$|_size_ratio|max_new_tokens|num_beams|divisor|decoder_n_points|encoder_n_points|num_feature_levels|"
                  r"number_output_channels|mask_time|mask_feature_(prob|length|min)|interval|period|offset|_step$|_steps$|"
                  r"pad_to_multiple|_multiple$|num_static|num_dynamic|num_time_features|cardinality|^channels$|mem_|num_targets|"
@@ -79,11 +79,11 @@ _RULES: tuple[tuple[str, str], ...] = tuple(
 )  # fmt: skip
 
 _POSITIONS = re.compile(
-    r"(max_position_embeddings|max_2d_position_embeddings|n_positions|max_source_positions|max_target_positions|n_ctx|"
-    r"max_sequence_length|max_seq_len|max_seq_length|model_max_length|max_positions?|seq_length|seq_len|max_text_positions|"
+    r"(max_\w*position_embeddings|n_positions|max_source_positions|max_target_positions|n_ctx|"
+    r"max_sequence_length|max_seq_len|max_seq_length|model_max_length|max_positions?|^seq_length|^seq_len|max_text_positions|"
     r"max_speech_positions|block_size|text_max_position_embeddings|t2u_max_position_embeddings|position_embedding_size|max_pos_emb|"
     r"max_mel_tokens|max_text_tokens|max_temporal_embeddings|original_max_position_embeddings|pos_emb_time|rel_extent|"
-    r"max_audio_position_embeddings|max_image_position_embeddings|decoder_max_position_embeddings|seq_len)$"
+    r"max_ep_len|max_audio_position_embeddings|max_image_position_embeddings|decoder_max_position_embeddings)$"
 )
 _WINDOW = re.compile(
     r"^(sliding_window|sliding_window_size|attention_chunk_size|local_attention|attention_window|window_length|swa_window|"
@@ -107,7 +107,7 @@ _STAGES = re.compile(
     r"^(depths|depth|blocks_per_stage|num_block_repeats|stage_num_blocks|num_hidden_layers|layer_depths|stage_numb_of_layers|n_attn_blocks|"
     r"num_layers|num_blocks|layers|encoder_depths|decoder_depths)$"
 )
-_EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts|n_experts|num_total_experts)$")
+_EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts|n_experts|num_total_experts|zero_expert_num)$")
 _TOPK = re.compile(r"^(num_experts_per_tok|num_experts_per_token|moe_top_k|top_k_experts|moe_k|moe_topk|num_selected_experts|num_expert_topk)$")
 _GROUPS = re.compile(r"^(n_group|topk_group|num_expert_group|num_limited_groups)$")
 _KV = re.compile(r"(num_key_value_heads|n_kv_heads?|num_kv_heads|kv_n_heads|n_head_kv|num_key_value_heads_per_layer)$")
@@ -124,21 +124,23 @@ _IMAGE = re.compile(
     r"max_image_size|min_image_size|max_img_size|prompt_image_size|train_image_size|vision_image_size|input_resolution|img_height|img_width)$"
 )
 _QUERIES = re.compile(
-    r"^(num_queries|num_query_tokens|num_latents|latent_query_num|resampler_n_latents|resampler_num_latents|num_image_tokens|"
+    r"^(num_queries|num_query_tokens|num_latents|latent_query_num|resampler_n_latents|resampler_num_latents|"
     r"perceiver_resampler_num_latents|num_denoising|two_stage_num_proposals|max_keypoints_|num_label_tokens|num_negatives|"
-    r"train_num_points|num_object_queries|topk_dcn|num_learnable_queries|num_prompt_tokens|num_uid_tokens|expert_capacity|"
+    r"train_num_points|num_(qa|object|attr)_labels|num_object_queries|topk_dcn|num_learnable_queries|num_prompt_tokens|num_uid_tokens|expert_capacity|"
     r"index_topk|index_topk_blocks|max_num_patches|num_codevectors_per_group|num_point_queries)$"
 )
 _POSITIONAL_GRID = re.compile(r"^(num_position_embeddings|posemb_grid_size|pos_emb_height|pos_emb_width|init_pos_emb_height|init_pos_emb_width)$")
+_CHANNELS = re.compile(r"(num_channels|in_channels|in_chans|n_channels|audio_channels|input_channels|image_channels)$")
+_CODEBOOKS = re.compile(r"^(num_codebooks|n_codebooks|num_code_groups|num_quantizers|audio_num_codebooks|codebook_num|n_codes_total)$")
 _HIDDEN = re.compile(
     r"^(hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|emb_dim|embedding_size|embedding_dim|\w*hidden_sizes?|embed_dims|hidden_dims|"
     r"embed_dim_per_stage|\w*_hidden_dim|d_latents|model_dim|n_embed|encoder_hidden_size|decoder_hidden_size|dim_model|width|"
-    r"output_hidden_size|out_hidden_size|vision_hidden_size|text_hidden_size|audio_hidden_size|projection_dim|lm_hidden_size|"
+    r"hidden_size_\w+|output_hidden_size|out_hidden_size|vision_hidden_size|text_hidden_size|audio_hidden_size|projection_dim|lm_hidden_size|"
     r"encoder_channels|backbone_channel_list|base_attn_unit_dims)$"
 )
 _NOT_HIDDEN = re.compile(r"(intermediate|ffn|mlp|moe|expert|feed_forward|head_hidden|per_layer_input)")
 _WIDTH = re.compile(
-    r"(hidden|dim|dims|size|sizes|width|widths|channels|channel|units|inner|ffn|rank|features|feature|dff|d_ff|n_inner|inplanes|"
+    r"(hidden|dim|dims|size|sizes|width|widths|channels|channel|units|inner|ffn|rank|features|feature|d_ssm|per_layer_input|dff|d_ff|n_inner|inplanes|"
     r"planes|state|filters|mlp|intermediate|embd|embed|embeds|d_model|d_inner|_in|_out|d_proj|d_latents|channel_list|"
     r"projection|proj_dims|d_embed|ff)$"
 )
@@ -168,6 +170,8 @@ def role_of(key: str, value: Any) -> str | None:
         return "layers"
     if re.search(_RULES[2][1], key):
         return None
+    if _CHANNELS.search(key) and max(value if isinstance(value, list) else [value]) <= 16:
+        return None  # of an image or a sound
     if _HEAD_DIM.search(key):
         return "head_dim"
     if _HIDDEN.search(key) and not _NOT_HIDDEN.search(key):
@@ -179,7 +183,7 @@ def role_of(key: str, value: Any) -> str | None:
 
 _NAMED = (
     ("positions", _POSITIONS), ("window", _WINDOW), ("experts", _EXPERTS), ("topk", _TOPK), ("groups", _GROUPS), ("kv", _KV),
-    ("heads", _HEADS), ("image", _IMAGE), ("queries", _QUERIES), ("grid", _POSITIONAL_GRID),
+    ("heads", _HEADS), ("image", _IMAGE), ("queries", _QUERIES), ("grid", _POSITIONAL_GRID), ("codebooks", _CODEBOOKS),
 )  # fmt: skip
 
 

@@ -14,10 +14,10 @@ from mldebug.tiny._ids import map_ids
 from mldebug.tiny._layers import cut_layers
 from mldebug.tiny._quirks import SET
 from mldebug.tiny._roles import OPAQUE, Level, levels, role_of
-from mldebug.tiny._widths import head_dims, heads, widths
+from mldebug.tiny._widths import by_layer, head_dims, heads, layer_heads, widths
 
 RULES_VERSION = 1
-HIDDEN = 64  # the largest hidden size, where nothing is asked for
+HIDDEN = 32  # the largest hidden size, where nothing is asked for
 VOCAB = 256
 WINDOW = 16
 
@@ -72,13 +72,35 @@ def shrink(
         heads(level, before[level.path].fields if level.path in before else {}, setter)
         head_dims(level, before[level.path].fields if level.path in before else {}, setter)
         _sizes(level, setter)
+    layer_heads(tree, setter)
+    for level in by_layer(tree):
+        _sizes(level, setter)
     found_ids = map_ids(tree, setter, vocab or VOCAB, id_map, notes)
     for level in tree:
         for name, value in SET.get(level.type, {}).items():
-            setter.path(level.at(name), value(level.fields) if callable(value) else value)
+            for place in _named(level, name, tree):
+                setter.path(place, _value(value, place, level, tiny, source))
     meet(tree, before, setter)
     main = next((kept for path, kept in maps.items() if "vision" not in path and "audio" not in path), next(iter(maps.values()), []))
     return Shrunk(tiny, changes_of(source, tiny), main, notes, found_ids, maps, pins)
+
+
+def _value(value: Any, path: str, level: Level, tiny: dict[str, Any], source: dict[str, Any]) -> Any:
+    """A quirk's value: "keep" is what the source has, and "=name" what another field of the level has by now."""
+    if value == "keep":
+        return get_path(source, path)
+    if isinstance(value, str) and value.startswith("="):
+        return get_path(tiny, level.at(value[1:]))
+    return value
+
+
+def _named(level: Level, name: str, tree: list[Level]) -> list[str]:
+    """The fields that a quirk is about: "**.name" is the field of that name in any config inside the level."""
+    if not name.startswith("**."):
+        return [level.at(name)]
+    key = name[3:]
+    inside = f"{level.path}." if level.path else ""
+    return [other.at(key) for other in tree if other.path.startswith(inside) and key in other.fields]
 
 
 class Setter:
@@ -163,24 +185,29 @@ def _sizes(level: Level, setter: Setter) -> None:
             new = [rule(item, level) for item in value] if isinstance(value, list) else rule(value, level)
             if new != value:
                 setter.set(level, key, new)
+        elif role_of(key, value) == "stages" and _stages(value, level) != value:
+            setter.set(level, key, _stages(value, level))
 
 
 def _most(limit: int) -> Callable[[int, Level], int]:
     return lambda value, level: min(value, limit) if value > 0 else value
 
 
-def _stage(value: int, level: Level) -> int:
-    # Windows shift in every second layer of a stage.
-    return min(value, 2 if "window_size" in level.fields or "window_size_per_stage" in level.fields else 1)
+def _stages(value: Any, level: Level) -> Any:
+    """One layer for each stage; two in the first where windows shift in every second layer."""
+    if not isinstance(value, list):
+        return value
+    first = 2 if any(name.startswith("window_size") for name in level.fields) else 1
+    return [min(item, first if number == 0 else 1) for number, item in enumerate(value)]
 
 
 _SIZES: dict[str, Callable[[int, Level], int]] = {
-    "stages": _stage,
     "window": _most(WINDOW),
     "experts": _most(4),
     "topk": _most(2),
     "queries": _most(8),
-    "grid": _most(64),
+    "grid": lambda value, level: min(value, 16 if value > 64 else 8),
+    "codebooks": _most(4),
 }
 
 

@@ -19,7 +19,7 @@ def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, l
     hidden: set[int] = set()
     others: set[int] = set()
     staged = False
-    fields = [(level, key, value, role_of(key, value)) for level in tree for key, value in level.fields.items()]
+    fields = [(level, key, value, role_of(key, value)) for level in [*tree, *by_layer(tree)] for key, value in level.fields.items()]
     for level, key, value, role in fields:
         items = value if isinstance(value, list) else [value]
         if role == "hidden":
@@ -29,12 +29,36 @@ def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, l
             others.update(items)
     if not hidden | others:
         return
-    mapping = width_map(hidden, others, 2 * largest if staged and largest >= 64 else largest)
+    mapping = width_map(hidden, others, 2 * largest if staged else largest)
     for level, key, value, role in fields:
         if role in ("hidden", "width"):
             new = [mapping.get(item, item) for item in value] if isinstance(value, list) else mapping.get(value, value)
             if new != value:
                 setter.set(level, key, new)
+
+
+def by_layer(tree: Sequence[Level]) -> list[Level]:
+    """What single layers have of their own, as configs."""
+    found = []
+    for level in tree:
+        own = level.fields.get("per_layer_config")
+        if isinstance(own, dict):
+            found += [Level(level.at(f"per_layer_config.{layer}"), fields, level) for layer, fields in own.items() if isinstance(fields, dict)]
+    return found
+
+
+def layer_heads(tree: Sequence[Level], setter: Setter) -> None:
+    """Heads of single layers: the same rules, within the layer's own numbers and the config's."""
+    for level in by_layer(tree):
+        old, around = dict(level.fields), level.parent.fields if level.parent else {}
+        for key, value in old.items():
+            if role_of(key, value) == "heads" and is_int(value):
+                setter.set(level, key, few(value))
+        for key, value in old.items():
+            if role_of(key, value) == "kv" and is_int(value):
+                partner = _partner(key, {**around, **old})
+                count = level.fields.get(partner, around.get(partner, 4)) if partner else 4
+                setter.set(level, key, max(1, min(few(value), count) if value > 1 else value))
 
 
 def width_map(hidden: set[int], others: set[int], largest: int) -> dict[int, int]:
@@ -70,7 +94,11 @@ def heads(level: Level, before: Mapping[str, Any], setter: Setter) -> None:
         if isinstance(value, list):
             stages[key] = value
             if key in level.fields and isinstance(level.fields[key], list):
-                setter.set(level, key, [_staged(item, min(value)) for item in level.fields[key]])
+                widths_ = next((item for item in (level.fields.get(name) for name in _STAGED) if _like(item, value)), None)
+                counts = [_staged(item, min(value)) for item in level.fields[key]]
+                if widths_ is not None:
+                    counts = [next(count for count in range(top, 0, -1) if width % count == 0) for top, width in zip(counts, widths_, strict=True)]
+                setter.set(level, key, counts)
         elif key in level.fields and is_int(level.fields[key]):
             setter.set(level, key, few(value))
     for key, value in kv_names.items():
@@ -87,6 +115,13 @@ def heads(level: Level, before: Mapping[str, Any], setter: Setter) -> None:
             setter.set(level, key, _kv(value, int(old_heads or 0), int(new_heads or 0)))
         elif key in level.fields and is_int(level.fields[key]):
             setter.set(level, key, min(value, 2))
+
+
+_STAGED = ("hidden_sizes", "embed_dim", "embed_dims", "embed_dim_per_stage", "hidden_size")
+
+
+def _like(widths_: Any, value: list[int]) -> bool:
+    return isinstance(widths_, list) and len(widths_) == len(value)
 
 
 def few(count: int) -> int:
