@@ -102,7 +102,7 @@ def _dtypes(model: Any, folder: Path, asked: torch.dtype) -> tuple[bool, str]:
     state = model.state_dict()
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
-            for name in opened.keys():
+            for name in list(opened.keys()):
                 saved = opened.get_slice(name).get_dtype()
                 if name in state and _SAVED.get(state[name].dtype, saved) != saved:
                     return False, f"{name} is {_dtype(state[name].dtype)} and was saved as {saved}"
@@ -283,7 +283,7 @@ def _backward(model: Any, inputs: Mapping[str, Any]) -> tuple[bool, str]:
     loss = loss_of(outputs)
     if loss is None:
         return False, "no output of the forward has a gradient"
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     without = [name for name, parameter in named if parameter.grad is None]
     bad = [
@@ -335,7 +335,7 @@ def _train(model: Any, inputs: Mapping[str, Any], rate: float) -> list[float]:
             if not math.isfinite(losses[-1]) or losses[-1] < losses[0] - 0.1 * abs(losses[0]):
                 break
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return losses
 

@@ -13,7 +13,9 @@ def loss_of(outputs: Any) -> torch.Tensor | None:
     loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.is_floating_point():
         return loss.mean() if loss.dim() else loss
-    squares = [tensor.float().square().mean() for tensor in float_tensors(outputs) if tensor.requires_grad and tensor.numel()]
+    squares = [
+        tensor.float().square().mean() for tensor in float_tensors(outputs) if tensor.requires_grad and tensor.numel()
+    ]
     return torch.stack(squares).sum() if squares else None
 
 

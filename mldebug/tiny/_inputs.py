@@ -15,8 +15,9 @@ import torch
 from mldebug.core.errors import MldebugError
 from mldebug.tiny._inputs_facts import Facts
 from mldebug.tiny._inputs_labels import add_labels
-from mldebug.tiny._inputs_makers import ALWAYS, NEVER, Values, makers_for, placeholder
+from mldebug.tiny._inputs_makers import ALWAYS, NEVER, Values, makers_for
 from mldebug.tiny._inputs_special import SPECIAL
+from mldebug.tiny._inputs_text import placeholder
 
 TRIES = 60  # forwards to spend on finding the shapes
 
@@ -58,7 +59,8 @@ def _search(facts: Facts) -> Values:
     """Try shapes until the forward takes them. An error that says what it wants is believed first."""
     extra: list[str] = []
     special = SPECIAL.get(facts.config.model_type)
-    first: Exception | None = None
+    furthest: Exception | None = None
+    most = -1
     seen: set[str] = set()
     for attempt in range(TRIES):
         inputs: Values = {}
@@ -67,10 +69,12 @@ def _search(facts: Facts) -> Values:
             if special is not None:
                 special(facts, inputs)
             inputs = {name: value for name, value in inputs.items() if value is not None}
+            facts.calls = 0
             _run(facts, inputs)
             return inputs
         except Exception as exc:
-            first = first or exc
+            if facts.calls > most:  # the attempt that got furthest says what is really wrong
+                furthest, most = exc, facts.calls
             state = f"{facts.count}{facts.image_size}{facts.frames}{extra}{facts.choice}"
             if attempt == 0 and "ache" in str(exc) + _where(exc) and facts.takes("use_cache"):
                 extra.append("use_cache")  # a cache is for generation
@@ -78,11 +82,11 @@ def _search(facts: Facts) -> Values:
             if state in seen or not (_believe(facts, exc, extra, inputs) or _next_choice(facts)):
                 break
             seen.add(state)
-    reason = str(first).strip().split("\n")[0][:300] if first is not None else "it takes none"
+    reason = str(furthest).strip().split("\n")[0][:300]
     raise MldebugError(
-        f"no example inputs for {type(facts.model).__name__}: {type(first).__name__}: {reason}",
+        f"no example inputs for {type(facts.model).__name__}: {type(furthest).__name__}: {reason}",
         "give it a processor, or call it with inputs of your own",
-    ) from first
+    ) from furthest
 
 
 def _make(facts: Facts, extra: list[str]) -> Values:
@@ -154,8 +158,17 @@ def _rows(found: Any) -> int | None:
 
 
 def _run(facts: Facts, inputs: Values) -> Any:
-    with torch.no_grad(), _quiet_random(facts):
-        return facts.model(**inputs)
+    """The forward, without gradients. Counts the calls of modules that came to their end."""
+
+    def count(*_given: Any) -> None:
+        facts.calls += 1
+
+    handle = torch.nn.modules.module.register_module_forward_hook(count)
+    try:
+        with torch.no_grad(), _quiet_random(facts):
+            return facts.model(**inputs)
+    finally:
+        handle.remove()
 
 
 @contextlib.contextmanager
@@ -167,8 +180,8 @@ def _quiet_random(facts: Facts) -> Iterator[None]:
 
 
 _MISMATCH = re.compile(
-    r"(image|video|audio|multimodal|placeholder)[^.\n]{0,60}?tokens?[^.\n]{0,60}?(?:do not|don't|does not) match.{0,20}?"
-    r"tokens: (\d+),?\s*(?:and )?\w*\s*features:? ?(\d+)",
+    r"(image|video|audio|multimodal|placeholder)[^.\n]{0,60}?tokens?[^.\n]{0,60}?"
+    r"(?:do not|don't|does not) match.{0,20}?tokens: (\d+),?\s*(?:and )?\w*\s*features:? ?(\d+)",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -179,9 +192,9 @@ def _believe(facts: Facts, exc: Exception, extra: list[str], inputs: Values) -> 
     if found := _MISMATCH.search(text):
         kind = found[1].lower() if found[1].lower() in _GETTERS else "image"
         features, now = int(found[3]), facts.count.get(kind, 0)
-        width = facts.number("hidden_size", within=("text_config", "llm_config"))
-        if width and features % width == 0 and features // width != now and features > 4096:
-            features //= width
+        width = facts.number("hidden_size", within=("text_config", "llm_config", "language_config"))
+        if features == now and width and now % width == 0:  # some count the numbers, not the vectors
+            features = now // width
         if features != now and features < 20000:
             facts.count[kind] = features
             return True
@@ -190,10 +203,10 @@ def _believe(facts: Facts, exc: Exception, extra: list[str], inputs: Values) -> 
         if wanted != facts.size:
             facts.image_size = wanted
             return True
-    if found := re.search(r"to be of length (\d+), but found (\d+)", text):
-        if facts.frames != int(found[1]):
-            facts.frames = int(found[1])
-            return True
+    found = re.search(r"to be of length (\d+), but found (\d+)", text)
+    if found and facts.frames != int(found[1]):
+        facts.frames = int(found[1])
+        return True
     for name in facts.parameters:
         missing = name not in inputs and name not in extra and name not in NEVER
         named = missing and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text)

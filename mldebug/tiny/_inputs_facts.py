@@ -31,7 +31,7 @@ class Facts:
         self.image_size: tuple[int, int] | None = None  # where a forward asked for another one than the config's
         self.frames: int | None = None  # the same for audio
         self.choice: dict[str, int] = {}  # which of several shapes of an input is being tried
-        self.notes: list[str] = []
+        self.calls = 0  # of modules, in the last forward
 
     # --- the forward
 
@@ -178,8 +178,8 @@ class Facts:
     @property
     def mels(self) -> int:
         return self.number(
-            "num_mel_bins", "input_feat_per_channel", "feature_size", "input_feat_size", "n_mel_bins", "mel_dim", "n_mels",
-            "num_mel_channels", "feature_projection_input_dim", "input_dim", "input_feature_size",
+            "num_mel_bins", "input_feat_per_channel", "feature_size", "input_feat_size", "n_mel_bins", "mel_dim",
+            "n_mels", "num_mel_channels", "feature_projection_input_dim", "input_dim", "input_feature_size",
             within=AUDIO, default=80,
         )  # fmt: skip
 

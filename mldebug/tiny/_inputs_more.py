@@ -19,7 +19,7 @@ Maker = Callable[[Facts, Values], Any]
 
 def _past(facts: Facts) -> int:
     lags = facts.value("lags_sequence", default=[0]) or [0]
-    return facts.number("context_length", "prediction_length", default=32) + max(lags)
+    return facts.number("context_length", "prediction_length", default=32) + int(max(lags))
 
 
 def _past_values(facts: Facts) -> list[Maker]:
@@ -95,7 +95,9 @@ def _image_of(*names: str, scale: int = 1) -> Maker:
     """A second picture, as large as the config part of that name says."""
 
     def make(facts: Facts, _made: Values) -> torch.Tensor:
-        part = next((facts.config_dict[name] for name in names if isinstance(facts.config_dict.get(name), dict)), {})
+        part: dict[str, Any] = next(
+            (facts.config_dict[name] for name in names if isinstance(facts.config_dict.get(name), dict)), {}
+        )
         side = part.get("image_size") if isinstance(part.get("image_size"), int) else None
         size = (side, side) if side else (facts.size[0] * scale, facts.size[1] * scale)
         return facts.floats(facts.batch, facts.channels, *size)
@@ -233,12 +235,39 @@ MORE: dict[str, Callable[[Facts], list[Maker]]] = {
 
 # Of those, the ones that are given wherever a forward takes them, after the common ones.
 GIVEN = (
-    "high_res_pixel_values", "codebook_pixel_values", "prompt_pixel_values", "prompt_masks", "prompt_depth", "task_inputs",
-    "static_categorical_features", "static_real_features", "states", "actions", "rewards", "returns_to_go", "timesteps", "state",
-    "input_points", "input_labels", "image_embeds_position_mask", "image_attention_mask", "aspect_ratio_ids", "aspect_ratio_mask",
-    "cross_attention_mask", "visual_feats", "visual_pos", "visual_embeds", "visual_attention_mask", "is_longer", "user_audio_codes",
-    "moshi_audio_codes", "decoder_input_values", "speaker_embeddings", "input_ids_masked", "freq",
-)  # fmt: skip
+    "high_res_pixel_values",
+    "codebook_pixel_values",
+    "prompt_pixel_values",
+    "prompt_masks",
+    "prompt_depth",
+    "task_inputs",
+    "static_categorical_features",
+    "static_real_features",
+    "states",
+    "actions",
+    "rewards",
+    "returns_to_go",
+    "timesteps",
+    "state",
+    "input_points",
+    "input_labels",
+    "image_embeds_position_mask",
+    "image_attention_mask",
+    "aspect_ratio_ids",
+    "aspect_ratio_mask",
+    "cross_attention_mask",
+    "visual_feats",
+    "visual_pos",
+    "visual_embeds",
+    "visual_attention_mask",
+    "is_longer",
+    "user_audio_codes",
+    "moshi_audio_codes",
+    "decoder_input_values",
+    "speaker_embeddings",
+    "input_ids_masked",
+    "freq",
+)
 
 
 def _action_chunk(facts: Facts, _made: Values) -> torch.Tensor:
@@ -273,10 +302,21 @@ def _side(facts: Facts, word: str) -> int:
     """`batch_size`, `sequence_length // 2`, `config.hidden_size` and their like as a number."""
     height, width = facts.size
     known = {
-        "batch_size": facts.batch, "sequence_length": facts.length, "seq_len": facts.length, "text_length": facts.length,
-        "num_channels": facts.channels, "channels": facts.channels, "height": height, "width": width, "image_size": height,
-        "patch_size": facts.patch, "num_images": 1, "num_frames": 2, "max_num_images": 1, "num_image_tokens": facts.grid[1] * facts.grid[2],
-    }  # fmt: skip
+        "batch_size": facts.batch,
+        "sequence_length": facts.length,
+        "seq_len": facts.length,
+        "text_length": facts.length,
+        "num_channels": facts.channels,
+        "channels": facts.channels,
+        "height": height,
+        "width": width,
+        "image_size": height,
+        "patch_size": facts.patch,
+        "num_images": 1,
+        "num_frames": 2,
+        "max_num_images": 1,
+        "num_image_tokens": facts.grid[1] * facts.grid[2],
+    }
     total = 1
     for factor in word.split("*"):
         factor = factor.strip().removeprefix("config.").removeprefix("self.config.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,13 +84,11 @@ def _prompts(processor: Any, parts: dict[str, Any]) -> Iterator[str]:
     kinds = {"images": "image", "audio": "audio"}
     content = [{"type": kinds[part]} for part in parts]
     if getattr(processor, "chat_template", None):
-        try:
+        with contextlib.suppress(Exception):  # a template of another kind: the plain prompts follow
             yield processor.apply_chat_template(
                 [{"role": "user", "content": [*content, {"type": "text", "text": SENTENCE}]}],
                 add_generation_prompt=True,
             )
-        except Exception:  # a template of another kind: the plain prompts follow
-            pass
     tokens = [token for part in parts if isinstance(token := getattr(processor, f"{kinds[part]}_token", None), str)]
     if tokens:
         yield "".join(tokens) + " " + SENTENCE

@@ -7,4 +7,11 @@ from collections.abc import Callable
 from mldebug.tiny._inputs_facts import Facts
 from mldebug.tiny._inputs_makers import Values
 
-SPECIAL: dict[str, Callable[[Facts, Values], None]] = {}
+
+def _dia(facts: Facts, made: Values) -> None:
+    """Several channels of codes, last."""
+    decoder = facts.config_dict["decoder_config"]
+    made["decoder_input_ids"] = facts.ints(facts.batch, 8, decoder["num_channels"], high=decoder["vocab_size"])
+
+
+SPECIAL: dict[str, Callable[[Facts, Values], None]] = {"dia": _dia}

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.tiny._model_files import folder_beside, put, refuse
 from mldebug.tiny._model_report import TinyModelReport, budget_check, parse_bytes
-
 from mldebug.tiny._model_sides import generation_config, load_sides, set_generation, shrunk_tokenizer, side_files
 
 if TYPE_CHECKING:
@@ -60,10 +59,14 @@ def tiny_model(
     if target is not None:
         refuse(target, force)
     options = {
-        "layers": _at_least_one("layers", layers), "hidden": _at_least_one("hidden", hidden),
-        "vocab": _at_least_one("vocab", vocab), "dtype": dtype, "seed": seed, "set": dict(set or {}),
+        "layers": _at_least_one("layers", layers),
+        "hidden": _at_least_one("hidden", hidden),
+        "vocab": _at_least_one("vocab", vocab),
+        "dtype": dtype,
+        "seed": seed,
+        "set": dict(set or {}),
         "model_class": model_class,
-    }  # fmt: skip
+    }
     limit = parse_bytes(budget)
     clock = _Clock()
     with clock.measure("import"):
@@ -140,22 +143,29 @@ def _from_source(
         write_recipe(
             folder,
             {
-                "source": {"name": found.name, "kind": found.kind, "sha256": found.sha256, "config": found.config,
-                           "generation_config": generation},
+                "source": {
+                    "name": found.name,
+                    "kind": found.kind,
+                    "sha256": found.sha256,
+                    "config": found.config,
+                    "generation_config": generation,
+                },
                 "rules": _rules_version(),
                 "options": options,
                 "tokenizer": None if tokenizer is None else os.fspath(tokenizer),
                 "tokenizer_id_map": None if id_map is None else {str(old): new for old, new in id_map.items()},
-                "id_map": {str(old): new for old, new in (id_map or shrunk.id_map or {}).items()} if id_map is None else None,
+                "id_map": {str(old): new for old, new in (id_map or shrunk.id_map or {}).items()}
+                if id_map is None
+                else None,
                 "architecture": type(made.model).__name__,
                 "changes": {path: list(pair) for path, pair in shrunk.changes.items()},
             },
-        )  # fmt: skip
+        )
     return made
 
 
 def _from_recipe(file: Path, folder: Path, clock: _Clock, trust_remote_code: bool) -> _Made:
-    """The same again: weights from config and seed; the small files of tokenizer and processor from beside the recipe."""
+    """The same again: weights from config and seed, the files of tokenizer and processor from beside the recipe."""
     from mldebug.tiny._build import class_of
     from mldebug.tiny._checks_config import Check
     from mldebug.tiny._recipe import FILE, compare, read_recipe
@@ -261,9 +271,13 @@ def _dtype_of(config: Mapping[str, Any], asked: str | None) -> Any:
     said = asked or config.get("dtype") or config.get("torch_dtype")
     if said is None:
         said = next(
-            (part.get("dtype") or part.get("torch_dtype") for part in config.values() if isinstance(part, Mapping)
-             and (part.get("dtype") or part.get("torch_dtype"))), None,
-        )  # fmt: skip
+            (
+                part.get("dtype") or part.get("torch_dtype")
+                for part in config.values()
+                if isinstance(part, Mapping) and (part.get("dtype") or part.get("torch_dtype"))
+            ),
+            None,
+        )
     found = getattr(torch, str(said).removeprefix("torch."), None)
     return found if isinstance(found, torch.dtype) else torch.float32
 
@@ -303,7 +317,9 @@ def _quiet() -> Iterator[None]:
     import warnings
 
     import torch
-    from transformers.utils import logging
+    from transformers.utils import logging as untyped
+
+    logging: Any = untyped
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -140,7 +140,8 @@ def budget_check(model: Any, size: int, limit: int, changes: Mapping[str, tuple[
     fields = _fields(model.config.to_dict(), changes)
     largest = sorted(model.named_parameters(), key=lambda item: -item[1].numel() * item[1].element_size())[:3]
     shown = [
-        f"{name} {'x'.join(map(str, tensor.shape))} ({_size(tensor.numel() * tensor.element_size())}: {_sides(tensor.shape, fields)})"
+        f"{name} {'x'.join(map(str, tensor.shape))} "
+        f"({_size(tensor.numel() * tensor.element_size())}: {_sides(tensor.shape, fields)})"
         for name, tensor in largest
     ]
     return Check("budget", False, f"{_size(size)} is over {_size(limit)}. The largest: {'; '.join(shown)}")

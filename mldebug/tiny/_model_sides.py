@@ -27,9 +27,17 @@ def shrunk_tokenizer(
 
 
 _TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "tekken.json",
-    "tokenizer_config.json", "source.spm", "sentencepiece.model",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+    "tokenizer_config.json",
+    "source.spm",
+    "sentencepiece.model",
+)
 
 
 def _has_tokenizer(directory: Path) -> bool:
@@ -60,10 +68,12 @@ def load_sides(folder: Path, trust_remote_code: bool) -> tuple[Any, Any, list[Ch
         except Exception as exc:
             failed.append(Check("tokenizer", False, f"does not load: {type(exc).__name__}: {exc}"))
     if has_processor(folder):
-        from transformers import AutoProcessor
+        from transformers import AutoProcessor as untyped
+
+        loader: Any = untyped
 
         try:
-            processor = AutoProcessor.from_pretrained(folder, **options)
+            processor = loader.from_pretrained(folder, **options)
         except Exception as exc:
             failed.append(Check("processor", False, f"does not load: {type(exc).__name__}: {exc}"))
     return tokenizer, processor, failed

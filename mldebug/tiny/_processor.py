@@ -12,8 +12,14 @@ from typing import Any
 from mldebug.core.errors import MldebugError
 
 # Files of a source that a processor reads, beside those of its tokenizer.
-FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "audio_preprocessor_config.json",
-         "image_processor_config.json", "feature_extractor_config.json")  # fmt: skip
+FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "audio_preprocessor_config.json",
+    "image_processor_config.json",
+    "feature_extractor_config.json",
+)
 TEMPLATES = ("chat_template.json", "chat_template.jinja")
 
 

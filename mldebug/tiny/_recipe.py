@@ -56,10 +56,11 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"the recipe {file} has layout {document.get('schema')!r}, this version reads {SCHEMA}",
             "install the mldebug that the recipe names under versions",
         )
+    found: dict[str, Any] = document
     lacking = [key for key in ("source", "options", "tensors", "files") if not isinstance(document.get(key), dict)]
     if lacking:
         raise MldebugError(f"the recipe {file} lacks {', '.join(lacking)}", "make the tiny model again from its source")
-    return document
+    return found
 
 
 def compare(folder: Path, recipe: Mapping[str, Any]) -> tuple[bool, str]:

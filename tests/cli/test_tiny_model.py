@@ -78,9 +78,13 @@ def test_fields_are_set_and_the_recipe_rebuilds(tmp_path: Path, capsys: pytest.C
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_errors_are_two_lines_and_nothing_is_written(
-    arguments: list[str], said: str, status: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+    status: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     code = main(["tiny-model", *arguments, "-o", "tiny", "--offline"])
     lines = capsys.readouterr().err.splitlines()
@@ -92,8 +96,18 @@ def test_errors_are_two_lines_and_nothing_is_written(
 
 @pytest.mark.parametrize(
     ("pair", "value"),
-    [("a=2", 2), ("a.b=x", "x"), ("a=None", None), ("a=true", True), ("a=True", True), ("a=[1, 2]", [1, 2]), ("a=1e-5", 1e-5), ("a=", ""), ("a=b=c", "b=c")],
-)  # fmt: skip
+    [
+        ("a=2", 2),
+        ("a.b=x", "x"),
+        ("a=None", None),
+        ("a=true", True),
+        ("a=True", True),
+        ("a=[1, 2]", [1, 2]),
+        ("a=1e-5", 1e-5),
+        ("a=", ""),
+        ("a=b=c", "b=c"),
+    ],
+)
 def test_values_are_read(pair: str, value: object) -> None:
     assert parse_settings([pair]) == {pair.partition("=")[0]: value}
 

@@ -13,8 +13,18 @@ from mldebug.core.errors import MldebugError
 from mldebug.tiny._forward import loss_of
 from mldebug.tiny._inputs import example_inputs
 
-TEXT = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+TEXT = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -23,9 +33,19 @@ VISION = {
     "image_size": 32,
     "patch_size": 8,
 }
-WAVES = {"vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
-         "conv_dim": (16, 16), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_conv_pos_embeddings": 8,
-         "num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2}  # fmt: skip
+WAVES = {
+    "vocab_size": 20,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "conv_dim": (16, 16),
+    "conv_kernel": (10, 3),
+    "conv_stride": (5, 2),
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+    "num_feat_extract_layers": 2,
+}
 
 
 def _llama() -> Any:
@@ -55,9 +75,16 @@ def _detection() -> Any:
 
 def _segmentation() -> Any:
     config = transformers.SegformerConfig(
-        depths=[1, 1], num_encoder_blocks=2, sr_ratios=[2, 1], hidden_sizes=[8, 16], patch_sizes=[7, 3], strides=[4, 2],
-        num_attention_heads=[1, 2], mlp_ratios=[2, 2], decoder_hidden_size=16,
-    )  # fmt: skip
+        depths=[1, 1],
+        num_encoder_blocks=2,
+        sr_ratios=[2, 1],
+        hidden_sizes=[8, 16],
+        patch_sizes=[7, 3],
+        strides=[4, 2],
+        num_attention_heads=[1, 2],
+        mlp_ratios=[2, 2],
+        decoder_hidden_size=16,
+    )
     return transformers.SegformerForSemanticSegmentation(config)
 
 
@@ -86,10 +113,23 @@ def _qwen2_vl() -> Any:
 
 def _whisper() -> Any:
     config = transformers.WhisperConfig(
-        vocab_size=64, d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
-        encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=16, max_source_positions=20, max_target_positions=32,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3, begin_suppress_tokens=None,
-    )  # fmt: skip
+        vocab_size=64,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        num_mel_bins=16,
+        max_source_positions=20,
+        max_target_positions=32,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=3,
+        begin_suppress_tokens=None,
+    )
     return transformers.WhisperForConditionalGeneration(config)
 
 
@@ -99,15 +139,32 @@ def _speech() -> Any:
 
 def _series() -> Any:
     config = transformers.TimeSeriesTransformerConfig(
-        prediction_length=4, context_length=8, lags_sequence=[1, 2, 3], d_model=16, encoder_layers=1, decoder_layers=1,
-        num_time_features=2, num_static_categorical_features=1, cardinality=[5], embedding_dimension=[3],
-    )  # fmt: skip
+        prediction_length=4,
+        context_length=8,
+        lags_sequence=[1, 2, 3],
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        num_time_features=2,
+        num_static_categorical_features=1,
+        cardinality=[5],
+        embedding_dimension=[3],
+    )
     return transformers.TimeSeriesTransformerForPrediction(config)
 
 
 def _patches() -> Any:
-    config = transformers.PatchTSTConfig(context_length=32, num_input_channels=3, patch_length=8, patch_stride=8, d_model=16, ffn_dim=16,
-                                         num_hidden_layers=1, num_attention_heads=2, prediction_length=4)  # fmt: skip
+    config = transformers.PatchTSTConfig(
+        context_length=32,
+        num_input_channels=3,
+        patch_length=8,
+        patch_stride=8,
+        d_model=16,
+        ffn_dim=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        prediction_length=4,
+    )
     return transformers.PatchTSTForPrediction(config)
 
 
@@ -146,8 +203,17 @@ def _decisions() -> Any:
 
 
 def _regions() -> Any:
-    config = transformers.LxmertConfig(vocab_size=64, hidden_size=32, num_attention_heads=4, intermediate_size=48, l_layers=1, x_layers=1,
-                                       r_layers=1, visual_feat_dim=24, max_position_embeddings=64)  # fmt: skip
+    config = transformers.LxmertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_attention_heads=4,
+        intermediate_size=48,
+        l_layers=1,
+        x_layers=1,
+        r_layers=1,
+        visual_feat_dim=24,
+        max_position_embeddings=64,
+    )
     return transformers.LxmertModel(config)
 
 
@@ -264,8 +330,9 @@ class TestProcessors:
         }
         tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<unk>",
-                                                    additional_special_tokens=["<image>"])  # fmt: skip
+        fast = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<unk>", additional_special_tokens=["<image>"]
+        )
         size = {"height": 32, "width": 32}
         images = CLIPImageProcessorPil(size=size, crop_size=size)
         processor = transformers.LlavaProcessor(
