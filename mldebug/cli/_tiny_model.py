@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """`a.b=c` as a.b -> c. Values are JSON where they can be, else text; None, True and False as Python writes them too.
+    """`a.b=c` as a.b -> c. Values are JSON where they can be, else text; None, True and False may be written as here.
 
     parse_settings(["text_config.num_hidden_layers=2"])  # {"text_config.num_hidden_layers": 2}
     """
