@@ -66,10 +66,10 @@ def _vocabularies(old: Mapping[str, int], text: str, limit: int, size: int | Non
     step = 8 if limit >= 8 * (len(large) + 2) else 1
     new = {value: max(1, limit - step * (len(large) - 1 - number)) for number, value in enumerate(large)}
     made = {path: new.get(value, value) for path, value in old.items()}
-    plain = {value for path, value in old.items() if not _is_codebook(path)}
+    books = {value for path, value in old.items() if _is_codebook(path)}
     for path, value in old.items():
-        if _is_codebook(path) and value not in plain:
-            made[path] = min(value, 64)  # often a power of two
+        if value in books and path != text:
+            made[path] = min(value, 64)  # many must be powers of two
     if size is not None and text in old:
         by_size = {value: size for path, value in old.items() if value == old[text]}
         made = {path: by_size.get(value, made[path]) for path, value in old.items()}

@@ -132,6 +132,7 @@ _QUERIES = re.compile(
 _POSITIONAL_GRID = re.compile(r"^(num_position_embeddings|posemb_grid_size|pos_emb_height|pos_emb_width|init_pos_emb_height|init_pos_emb_width)$")
 _CHANNELS = re.compile(r"(num_channels|in_channels|in_chans|n_channels|audio_channels|input_channels|image_channels)$")
 _CODEBOOKS = re.compile(r"^(num_codebooks|n_codebooks|num_code_groups|num_quantizers|audio_num_codebooks|codebook_num|n_codes_total)$")
+_FILTERS = re.compile(r"^(num_filters|n_filters|decoder_num_filters|encoder_num_filters)$")
 _HIDDEN = re.compile(
     r"^(hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|emb_dim|embedding_size|embedding_dim|\w*hidden_sizes?|embed_dims|hidden_dims|"
     r"embed_dim_per_stage|\w*_hidden_dim|d_latents|model_dim|n_embed|encoder_hidden_size|decoder_hidden_size|dim_model|width|"
@@ -183,7 +184,7 @@ def role_of(key: str, value: Any) -> str | None:
 
 _NAMED = (
     ("positions", _POSITIONS), ("window", _WINDOW), ("experts", _EXPERTS), ("topk", _TOPK), ("groups", _GROUPS), ("kv", _KV),
-    ("heads", _HEADS), ("image", _IMAGE), ("queries", _QUERIES), ("grid", _POSITIONAL_GRID), ("codebooks", _CODEBOOKS),
+    ("heads", _HEADS), ("image", _IMAGE), ("queries", _QUERIES), ("grid", _POSITIONAL_GRID), ("codebooks", _CODEBOOKS), ("filters", _FILTERS),
 )  # fmt: skip
 
 

@@ -76,11 +76,11 @@ def shrink(
     for level in by_layer(tree):
         _sizes(level, setter)
     found_ids = map_ids(tree, setter, vocab or VOCAB, id_map, notes)
+    meet(tree, before, setter)
     for level in tree:
         for name, value in SET.get(level.type, {}).items():
             for place in _named(level, name, tree):
                 setter.path(place, _value(value, place, level, tiny, source))
-    meet(tree, before, setter)
     main = next((kept for path, kept in maps.items() if "vision" not in path and "audio" not in path), next(iter(maps.values()), []))
     return Shrunk(tiny, changes_of(source, tiny), main, notes, found_ids, maps, pins)
 
@@ -124,7 +124,7 @@ class Setter:
         place: Any = self.config
         for name in parents:
             place = place.get(name) if isinstance(place, dict) else None
-        if isinstance(place, dict) and key in place:
+        if isinstance(place, dict) and (key in place or (parents and parents[-1] in OPAQUE)):
             place[key] = copy.deepcopy(value)
 
 
@@ -189,6 +189,10 @@ def _sizes(level: Level, setter: Setter) -> None:
             setter.set(level, key, _stages(value, level))
 
 
+def _ratios(level: Level) -> int:
+    return max((len(value) for key, value in level.fields.items() if key.endswith("_ratios") and isinstance(value, list)), default=0)
+
+
 def _most(limit: int) -> Callable[[int, Level], int]:
     return lambda value, level: min(value, limit) if value > 0 else value
 
@@ -208,6 +212,7 @@ _SIZES: dict[str, Callable[[int, Level], int]] = {
     "queries": _most(8),
     "grid": lambda value, level: min(value, 16 if value > 64 else 8),
     "codebooks": _most(4),
+    "filters": lambda value, level: min(value, 1 if _ratios(level) > 5 else 2),  # doubled at each stage
 }
 
 

@@ -14,27 +14,58 @@ UNIT = 16  # hidden sizes are multiples of it: 4 heads of an even size fit, in t
 STEP = 8  # other widths
 
 
+MANY = 8  # distinct widths that all stay distinct; of more, close ones become equal, or the largest would be large
+
+
 def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, largest: int) -> None:
     """Scale every width. Values are mapped, not fields: what was equal anywhere in the model stays equal."""
-    hidden: set[int] = set()
+    hidden: set[int] = set()  # heads divide these
     others: set[int] = set()
+    top = 0
     staged = False
     fields = [(level, key, value, role_of(key, value)) for level in [*tree, *by_layer(tree)] for key, value in level.fields.items()]
     for level, key, value, role in fields:
         items = value if isinstance(value, list) else [value]
         if role == "hidden":
-            hidden.update(items)
-            staged = staged or (isinstance(value, list) and len(set(value)) > 1)
+            (others if isinstance(value, list) and not _has_heads(level) else hidden).update(items)
+            top = max(top, *items)
+            staged = staged or (isinstance(value, list) and _is_staged(level))
         elif role == "width":
             others.update(items)
+    blocks(tree, setter)
     if not hidden | others:
         return
-    mapping = width_map(hidden, others, 2 * largest if staged else largest)
+    mapping = width_map(hidden, others, 2 * largest if staged else largest, top)
     for level, key, value, role in fields:
         if role in ("hidden", "width"):
             new = [mapping.get(item, item) for item in value] if isinstance(value, list) else mapping.get(value, value)
             if new != value:
                 setter.set(level, key, new)
+
+
+def _has_heads(level: Level) -> bool:
+    return any(role_of(key, value) == "heads" for key, value in level.fields.items())
+
+
+def _is_staged(level: Level) -> bool:
+    return any(role_of(key, value) == "stages" for key, value in level.fields.items())
+
+
+BLOCKS = ("block_configs", "resnet_head", "resnet_configs", "stage_configs", "down_ops", "bridge_connector", "out_point_positions2D")
+
+
+def blocks(tree: Sequence[Level], setter: Setter) -> None:
+    """Tables of convolutions: each width in them (no kernel, stride or dilation is as large) is an eighth of what it was."""
+
+    def narrow(value: Any) -> Any:
+        if isinstance(value, list):
+            return [narrow(item) for item in value]
+        return max(8, value // 64 * 8) if is_int(value) and value >= 24 else 8 if is_int(value) and value == 16 else value
+
+    for level in tree:
+        for key in BLOCKS:
+            if isinstance(level.fields.get(key), list):
+                setter.set(level, key, narrow(level.fields[key]))
 
 
 def by_layer(tree: Sequence[Level]) -> list[Level]:
@@ -61,14 +92,15 @@ def layer_heads(tree: Sequence[Level], setter: Setter) -> None:
                 setter.set(level, key, max(1, min(few(value), count) if value > 1 else value))
 
 
-def width_map(hidden: set[int], others: set[int], largest: int) -> dict[int, int]:
+def width_map(hidden: set[int], others: set[int], largest: int, top: int = 0) -> dict[int, int]:
     """Old width -> new width: divided by one number, rounded, in the same order, distinct where they were."""
-    top = max(hidden or others)
+    top = top or max(hidden or others)
     if top <= largest and max(hidden | others) <= 4 * largest:
         return {}
     scale = max(1.0, top / largest)
     mapping: dict[int, int] = {}
     last = 0
+    strict = len(hidden | others) <= MANY
     unit = UNIT if largest >= 2 * UNIT else max(2, largest // 4 * 2)
     for old in sorted(hidden | others):
         if old <= unit:
@@ -77,7 +109,7 @@ def width_map(hidden: set[int], others: set[int], largest: int) -> dict[int, int
             continue
         step = unit if old in hidden else min(STEP, unit)
         new = max(step, round(old / scale / step) * step)
-        while new <= last:
+        while new < last or (strict and new == last):
             new += step
         if new > old:
             new = old
