@@ -98,6 +98,9 @@ def _make(facts: Facts, extra: list[str]) -> Values:
         wanted = [name for name in wanted if name not in ("attention_mask", "mm_token_type_ids")]
     if "input_ids" not in wanted and "attention_mask" in wanted and "attention_mask" not in facts.required():
         wanted.remove("attention_mask")
+    for part, names in _TOWERS.items():
+        if part in facts.config_dict and facts.config_dict[part] is None:  # it was left out of the model
+            wanted = [name for name in wanted if name not in names or name in facts.required()]
     wanted += [name for name in [*facts.required(), *extra] if name not in wanted]
     made: Values = {}
     for name in wanted:
@@ -108,6 +111,11 @@ def _make(facts: Facts, extra: list[str]) -> Values:
             made[name] = makers[min(facts.choice.get(name, 0), len(makers) - 1)](facts, made)
     return made
 
+
+_TOWERS = {
+    "vision_config": ("pixel_values", "pixel_values_videos", "image_position_ids", "image_sizes", "image_grid_thw"),
+    "audio_config": ("input_features", "input_features_mask", "input_values"),
+}
 
 _GETTERS = {
     "image": ("get_image_features", ("pixel_values", "pixel_values_images", "image_pixel_values", "flattened_patches")),
@@ -206,6 +214,10 @@ def _believe(facts: Facts, exc: Exception, extra: list[str], inputs: Values) -> 
     found = re.search(r"to be of length (\d+), but found (\d+)", text)
     if found and facts.frames != int(found[1]):
         facts.frames = int(found[1])
+        return True
+    found = re.search(r"is not a multiple of (\d+)", text)
+    if found and facts.step != int(found[1]):
+        facts.step = int(found[1])
         return True
     for name in facts.parameters:
         missing = name not in inputs and name not in extra and name not in NEVER

@@ -58,7 +58,8 @@ def _samples(facts: Facts) -> int:
     for value in facts.value("downsampling_ratios", "upsampling_ratios", "conv_stride", default=[320]) or [320]:
         if isinstance(value, int):
             step *= value
-    return max(1600, 4 * step, 4 * facts.number("hop_length", "frame_size"))
+    count = max(1600, 4 * step, 4 * facts.number("hop_length", "frame_size"))
+    return -(-count // facts.step) * facts.step
 
 
 def features(facts: Facts) -> list[Maker]:

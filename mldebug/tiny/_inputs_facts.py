@@ -31,6 +31,7 @@ class Facts:
         self.image_size: tuple[int, int] | None = None  # where a forward asked for another one than the config's
         self.frames: int | None = None  # the same for audio
         self.choice: dict[str, int] = {}  # which of several shapes of an input is being tried
+        self.step = 1  # of which the samples of a waveform must be a multiple
         self.calls = 0  # of modules, in the last forward
 
     # --- the forward

@@ -86,7 +86,9 @@ NEVER = frozenset(
 def makers_for(facts: Facts, name: str) -> list[Maker]:
     """The shapes that a keyword may have, the likeliest first; none where its name says nothing."""
     found = MAKERS.get(name) or MORE.get(name)
-    return documented(facts, name) if found is None else found(facts)
+    if found is not None:
+        return found(facts)
+    return documented(facts, name) or ([hidden] if name.endswith(("_embeds", "hidden_states")) else [])
 
 
 def _nothing(_facts: Facts, _made: Values) -> None:
@@ -112,7 +114,7 @@ MAKERS: dict[str, Callable[[Facts], list[Maker]]] = {
     "pixel_position_ids": _one(positions_of_patches),
     "image_position_ids": _one(positions_of_patches),
     "pixel_attention_mask": lambda facts: [pixel_attention_mask, patch_mask, image_mask],
-    "hidden_states": lambda facts: [flat_patches] if facts.takes("grid_thw") else [hidden, hidden_last],
+    "hidden_states": lambda facts: [flat_patches] if facts.takes("grid_thw") else [hidden, hidden_last, plain_image],
     "encoder_hidden_states": encoder_states,
     "use_cache": _one(lambda _facts, _made: False),
     "query_embeds": _one(hidden),

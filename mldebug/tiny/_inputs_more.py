@@ -84,7 +84,7 @@ def _points(facts: Facts, _made: Values) -> torch.Tensor:
 def _patches_with_places(facts: Facts, _made: Values) -> torch.Tensor:
     """Rows of a place (row and column, from 1) and the values of a patch."""
     rows, columns = 4, 4
-    values = facts.channels * facts.patch**2
+    values = facts.number("patch_embed_hidden_size") or facts.channels * facts.patch**2
     places = torch.tensor(
         [[row + 1, column + 1] for row in range(rows) for column in range(columns)], dtype=facts.dtype
     )
@@ -172,6 +172,10 @@ def _speaker(facts: Facts, _made: Values) -> torch.Tensor:
     return facts.floats(facts.batch, facts.number("speaker_embedding_dim", default=512))
 
 
+def _vocoder_input(facts: Facts, _made: Values) -> torch.Tensor:
+    return facts.floats(facts.batch, 16, facts.number("model_in_dim", "num_mel_bins", default=80))
+
+
 # Keyword -> the shapes that it may have. Those that are None for a model are left out.
 MORE: dict[str, Callable[[Facts], list[Maker]]] = {
     "past_values": _past_values,
@@ -230,6 +234,11 @@ MORE: dict[str, Callable[[Facts], list[Maker]]] = {
     "marks": lambda facts: [lambda facts, _made: torch.tensor([[2, 4]] * facts.batch)],
     "num_options": lambda facts: [lambda facts, _made: torch.tensor([[2, 2]] * facts.batch)],
     "question_type_ids": lambda facts: [lambda facts, _made: torch.tensor([[0, 1]] * facts.batch)],
+    "spectrogram": lambda facts: [_vocoder_input],
+    "num_patches": lambda facts: [lambda facts, _made: (facts.size[0] // facts.patch) * (facts.size[1] // facts.patch)],
+    "chunk_sample_lengths": lambda facts: [
+        lambda facts, made: torch.tensor([made["input_features"].shape[-1]] * len(made["input_features"]))
+    ],
     "input_ids_masked": lambda facts: [lambda facts, made: made["input_ids"].clone()],
 }
 
@@ -321,5 +330,14 @@ def _side(facts: Facts, word: str) -> int:
     for factor in word.split("*"):
         factor = factor.strip().removeprefix("config.").removeprefix("self.config.")
         value = int(factor) if factor.isdecimal() else known.get(factor) or facts.number(factor, default=0)
-        total *= value or 4
+        total *= value or _by_word(facts, factor)
     return total
+
+
+def _by_word(facts: Facts, word: str) -> int:
+    """A side that no field of the config is named after."""
+    if "batch" in word:
+        return facts.batch
+    if any(part in word for part in ("dim", "hidden", "embed")):
+        return facts.number("hidden_size", "d_model", default=4)
+    return facts.length if "seq" in word or "len" in word else 4

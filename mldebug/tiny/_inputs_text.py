@@ -12,7 +12,7 @@ def input_ids(facts: Facts) -> list[Maker]:
     if "MultipleChoice" in type(facts.model).__name__:
         return [lambda facts, _made: facts.ids(facts.batch, 2, facts.length), _text]
     if facts.value("num_codebooks", "n_codebooks", "num_quantizers") is not None:
-        return [_text, _codebooks_last, _codebooks_first]
+        return [_text, _codebooks_last, _text_and_codebooks, _codebooks_first]
     return [_text]
 
 
@@ -69,6 +69,13 @@ def _codebooks_last(facts: Facts, _made: Values) -> torch.Tensor:
     return facts.ints(
         facts.batch, facts.length, books, high=facts.number("codebook_size", "vocab_size", default=facts.vocab)
     )
+
+
+def _text_and_codebooks(facts: Facts, _made: Values) -> torch.Tensor:
+    """A text stream beside those of the codebooks: all ids are small enough for both."""
+    books = facts.number("num_codebooks", "n_codebooks", "num_quantizers", default=8)
+    sizes = [facts.vocab, facts.number("codebook_size", "codebook_vocab_size", "audio_vocab_size", default=facts.vocab)]
+    return facts.ints(facts.batch, facts.length, books + 1, high=min(sizes))
 
 
 def _codebooks_first(facts: Facts, _made: Values) -> torch.Tensor:
