@@ -109,8 +109,8 @@ def class_of(config: Mapping[str, Any], model_class: str | None = None, trust_re
 # The auto classes in the order in which their model is the most complete one. MODEL comes last: it has no head.
 _TABLES = (
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_PRETRAINING_MAPPING_NAMES", "MODEL_FOR_RNNT_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_PRETRAINING_MAPPING_NAMES", "MODEL_FOR_RNNT_MAPPING_NAMES",
     "MODEL_FOR_TDT_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES", "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES",
     "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES", "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
     "MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING_NAMES", "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
@@ -119,6 +119,7 @@ _TABLES = (
     "MODEL_FOR_KEYPOINT_DETECTION_MAPPING_NAMES", "MODEL_FOR_KEYPOINT_MATCHING_MAPPING_NAMES",
     "MODEL_FOR_MASK_GENERATION_MAPPING_NAMES", "MODEL_FOR_TEXT_RECOGNITION_MAPPING_NAMES",
     "MODEL_FOR_TABLE_RECOGNITION_MAPPING_NAMES", "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_TO_IMAGE_MAPPING_NAMES", "MODEL_FOR_IMAGE_MATTING_MAPPING_NAMES", "MODEL_FOR_POSE_ESTIMATION_MAPPING_NAMES",
     "MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING_NAMES", "MODEL_FOR_DECISION_MAPPING_NAMES", "MODEL_FOR_RETRIEVAL_MAPPING_NAMES",
@@ -283,12 +284,15 @@ def _undo(shrunk: Shrunk, cls: Any, failure: Exception, trust_remote_code: bool)
     paths = [path for path in shrunk.changes if path not in shrunk.pinned]
     levels = sorted({path.rpartition(".")[0] for path in paths})
     groups = [[path] for path in paths] + [[path for path in paths if path.startswith(f"{level}.")] for level in levels if level]
+    found: list[tuple[int, list[str]]] = []
     for group in groups:
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or (found and len(group) > 1):
             break
-        tried = _with(shrunk, group)
-        if _fails(cls, tried.config) is None:
-            return tried, group
+        if _fails(cls, _with(shrunk, group).config) is None:
+            found.append((_parameters_on_meta(cls, _with(shrunk, group).config), group))
+    if found:
+        group = min(found)[1]  # the smallest model
+        return _with(shrunk, group), group
     back = list(paths)
     for path in paths:
         if time.monotonic() > deadline:

@@ -7,10 +7,31 @@ from typing import Any
 # Fields that the default config of a type lacks and that a model cannot do without.
 FILL: dict[str, dict[str, Any]] = {
     "autoformer": {"prediction_length": 24},
+    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
+                                     "num_hidden_layers": 26, "num_attention_heads": 16, "image_size": 384, "patch_size": 14}},
+    "beit": {"out_indices": [3, 5, 7, 11]},
+    "chameleon": {"vocabulary_map": {"<image>": 8711}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", *["sparse"] * 11]},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2},
+    "emu3": {"vocabulary_map": {"<image>": 151665}},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    "hiera": {"decoder_hidden_size": 512, "decoder_depth": 8, "decoder_num_heads": 16},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "hunyuan_vl_text": {"head_dim": 128},
     "informer": {"prediction_length": 24},
+    "lfm2_moe": {"layer_types": [*["conv", "conv", "full_attention"] * 10, "conv", "conv"]},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
     "pix2struct_text_model": {"initializer_range": 0.02},
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 512},
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
+    "t5gemma2_text": {"dropout_rate": 0.0},
     "time_series_transformer": {"prediction_length": 24},
+    "wav2vec2-bert": {"vocab_size": 32},
 }
 
 # model_type -> {field: tiny value}. It holds for a config of that type at any level. Dotted names reach into a nested
