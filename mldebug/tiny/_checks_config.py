@@ -89,7 +89,7 @@ def _ids(config: Mapping[str, Any], path: str, vocab: int | None) -> Iterator[tu
 
 def is_id(name: str) -> bool:
     """Whether a field holds ids of tokens, by its name."""
-    return name.endswith(("_token_id", "_token_ids", "_token_index", "_patch_id"))
+    return name.endswith(("_token_id", "_token_ids", "_token_index", "_patch_id", "suppress_tokens"))
 
 
 def _clash(source: Mapping[str, Any], tiny: Mapping[str, Any]) -> str:

@@ -43,13 +43,17 @@ def example_inputs(
         model(**inputs).loss.backward()
     """
     facts = Facts(model, length, batch, seed)
-    if processor is not None or tokenizer is not None:
+    if processor is not None:
         from mldebug.tiny._inputs_processor import processed
 
-        inputs = processed(facts, tokenizer=tokenizer, processor=processor)
+        inputs = processed(facts, processor)
         _run(facts, inputs)
     else:
         inputs = _search(facts)
+        if tokenizer is not None and set(inputs) <= {"input_ids", "attention_mask", "decoder_input_ids", "use_cache"}:
+            from mldebug.tiny._inputs_processor import with_words
+
+            inputs = with_words(inputs, tokenizer)
     if labels:
         inputs = add_labels(facts, inputs, lambda tried: _run(facts, tried))
     return inputs

@@ -15,13 +15,11 @@ from mldebug.tiny._inputs_makers import Values
 SENTENCE = "A tiny model reads this sentence and looks at the picture."
 
 
-def processed(facts: Facts, *, tokenizer: Any, processor: Any) -> Values:
+def processed(facts: Facts, processor: Any) -> Values:
     """What the processor makes of a real picture and sound, as far as the forward takes it.
 
     Each way to call it is tried; where none gives what the forward runs with, MldebugError with the first reason.
     """
-    if processor is None:
-        return _text(facts, tokenizer)
     failed: list[str] = []
     for arguments in _calls(facts, processor):
         try:
@@ -39,12 +37,16 @@ def processed(facts: Facts, *, tokenizer: Any, processor: Any) -> Values:
     )
 
 
-def _text(facts: Facts, tokenizer: Any) -> Values:
-    """The shaped inputs with ids of a real text, as long as was asked for."""
-    ids = tokenizer(SENTENCE * (1 + facts.length // 8))["input_ids"][: facts.length]
-    given: Values = {"input_ids": torch.tensor([ids] * facts.batch)}
-    given["attention_mask"] = torch.ones_like(given["input_ids"])
-    return given
+def with_words(inputs: Values, tokenizer: Any) -> Values:
+    """`inputs` with the ids of a real text, as many as there are."""
+    ids = inputs.get("input_ids")
+    if ids is None or ids.dim() != 2:
+        return inputs
+    length = ids.shape[1]
+    words = tokenizer(SENTENCE * (1 + length // 8), truncation=True, max_length=length)["input_ids"]
+    if len(words) < length:
+        return inputs
+    return {**inputs, "input_ids": torch.tensor([words] * len(ids))}
 
 
 def _calls(facts: Facts, processor: Any) -> Iterator[dict[str, Any]]:

@@ -114,6 +114,7 @@ class _Made:
     notes: list[str]
     dtype: Any
     checks: list[Check] = field(default_factory=list)
+    directory: Path | None = None  # of the source
 
 
 def _from_source(
@@ -139,6 +140,7 @@ def _from_source(
         class_of(found.config, options["model_class"], trust_remote_code)  # the one module of models that is needed
     with clock.measure("build"):
         made, shrunk = _build(found.name, found.config, options, id_map, generation, folder, trust_remote_code)
+        made.directory = found.directory
         made.notes += side_files(found.directory, tokenizer, folder, made.model, id_map or shrunk.id_map)
         write_recipe(
             folder,
@@ -242,7 +244,7 @@ def _build(
 def _check(made: _Made, folder: Path, trust_remote_code: bool) -> list[Check]:
     from mldebug.tiny._checks import Subject, run_checks
 
-    tokenizer, processor, failed = load_sides(folder, trust_remote_code)
+    tokenizer, processor, failed = load_sides(folder, made.directory, trust_remote_code)
     subject = Subject(
         model=made.model,
         folder=folder,

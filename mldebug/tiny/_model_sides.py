@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mldebug.core.errors import MldebugError
+from mldebug.tiny._checks_config import is_id
 from mldebug.tiny._processor import has_processor, write_processor
 
 if TYPE_CHECKING:
@@ -53,30 +54,34 @@ def side_files(
     return [f"processor: {', '.join(dict.fromkeys(changed))} follow the model"] if changed else []
 
 
-def load_sides(folder: Path, trust_remote_code: bool) -> tuple[Any, Any, list[Check]]:
-    """The tokenizer and processor as a user would load them from the folder."""
+def load_sides(folder: Path, source: Path | None, trust_remote_code: bool) -> tuple[Any, Any, list[Check]]:
+    """The tokenizer and processor as a user would load them from the folder, and a check for each that does not load.
+
+    Where that of the source does not load either, a package is missing: then the check does not apply.
+    """
+    import transformers
+
     from mldebug.tiny._checks_config import Check
 
-    tokenizer = processor = None
-    failed: list[Check] = []
-    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    if _has_tokenizer(folder):
-        from transformers import AutoTokenizer
-
+    loaded: dict[str, Any] = {"tokenizer": None, "processor": None}
+    checks: list[Check] = []
+    for name, there in (("tokenizer", _has_tokenizer(folder)), ("processor", has_processor(folder))):
+        if not there:
+            continue
+        loader: Any = getattr(transformers, f"Auto{name.title()}")
+        options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            loaded[name] = loader.from_pretrained(folder, **options)
         except Exception as exc:
-            failed.append(Check("tokenizer", False, f"does not load: {type(exc).__name__}: {exc}"))
-    if has_processor(folder):
-        from transformers import AutoProcessor as untyped
-
-        loader: Any = untyped
-
-        try:
-            processor = loader.from_pretrained(folder, **options)
-        except Exception as exc:
-            failed.append(Check("processor", False, f"does not load: {type(exc).__name__}: {exc}"))
-    return tokenizer, processor, failed
+            why = " ".join(f"{type(exc).__name__}: {exc}".split())[:200]
+            try:
+                if source is None:
+                    raise
+                loader.from_pretrained(source, **options)
+                checks.append(Check(name, False, f"does not load: {why}"))
+            except Exception:
+                checks.append(Check(name, None, f"not loaded, nor is the source's: {why}"))
+    return loaded["tokenizer"], loaded["processor"], checks
 
 
 def generation_config(directory: Path | None) -> dict[str, Any] | None:
@@ -93,18 +98,35 @@ def generation_config(directory: Path | None) -> dict[str, Any] | None:
 
 
 def set_generation(model: Any, generation: Mapping[str, Any], id_map: Mapping[int, int]) -> None:
-    """The source's settings for generation, with their ids mapped as the config's are."""
+    """The source's settings for generation, with their ids mapped as the config's are. Ids that went are left out, and
+    so is what names layers and heads."""
     from transformers import GenerationConfig
 
-    def mapped(value: Any) -> Any:
-        if isinstance(value, list):
-            return [mapped(item) for item in value]
-        return id_map.get(value, value) if isinstance(value, int) and not isinstance(value, bool) else value
+    from mldebug.tiny._inputs_facts import Facts
 
-    settings = {
-        key: mapped(value)
-        if key.endswith(("_token_id", "_token_ids", "_tokens", "_ids")) and key != "num_assistant_tokens"
-        else value
-        for key, value in generation.items()
-    }
+    longest = Facts(model, None, 1, 0).positions
+    vocab = model.config.get_text_config().to_dict().get("vocab_size") or 0
+    settings: dict[str, Any] = {}
+    for key, value in generation.items():
+        if key == "forced_decoder_ids" and isinstance(value, list):  # pairs of a place and an id
+            value = [[place, _mapped(token, id_map, vocab)] for place, token in value]
+            value = [pair for pair in value if pair[1] is not None] or None
+        elif key == "alignment_heads":
+            continue
+        elif is_id(key) or key.endswith(("_to_id", "suppress_tokens")):
+            value = _mapped(value, id_map, vocab)
+        elif key in ("max_length", "max_new_tokens") and isinstance(value, int) and longest:
+            value = min(value, longest)
+        settings[key] = value
     model.generation_config = GenerationConfig.from_dict(settings)
+
+
+def _mapped(value: Any, id_map: Mapping[int, int], vocab: int) -> Any:
+    """An id, or ids in lists and by name, through the map; None for an id that the vocabulary no longer has."""
+    if isinstance(value, list):
+        return [new for item in value if (new := _mapped(item, id_map, vocab)) is not None]
+    if isinstance(value, Mapping):
+        return {key: new for key, item in value.items() if (new := _mapped(item, id_map, vocab)) is not None}
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        return value
+    return id_map.get(value, value if value < vocab and not id_map else None)

@@ -204,6 +204,62 @@ class TestProcessors:
         assert report.ok, report.text()
         assert "through the processor: input_features" in report.checks["forward"].why
 
+    def test_text_and_picture_together(self, tmp_path: Path) -> None:
+        from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+        made, source = tokenizer(), tmp_path / "llava"
+        image = made.convert_tokens_to_ids("<image>")
+        pictures = CLIPImageProcessorPil(size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336})
+        transformers.LlavaProcessor(
+            pictures, made, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1
+        ).save_pretrained(source)
+        text = {"model_type": "llama", "vocab_size": len(made), "eos_token_id": made.eos_token_id}
+        config = transformers.LlavaConfig(
+            text_config=text, image_token_index=image, architectures=["LlavaForConditionalGeneration"]
+        )
+        config.save_pretrained(source)
+        report = tiny_model(source, tmp_path / "tiny")
+        assert report.ok, report.text()
+        assert "through the processor: input_ids" in report.checks["forward"].why
+        assert "pixel_values 1x3x" in report.checks["forward"].why
+
+    def test_one_that_does_not_load_is_said(self, tmp_path: Path) -> None:
+        source = tmp_path / "vit"
+        transformers.ViTConfig(architectures=["ViTForImageClassification"]).save_pretrained(source)
+        (source / "preprocessor_config.json").write_text('{"image_processor_type": "NoSuchImageProcessor"}')
+        report = tiny_model(source)
+        assert report.ok and report.checks["processor"].ok is None
+        assert "nor is the source's" in report.checks["processor"].why
+        assert "-    processor" in report.text()
+
+
+def test_ids_of_generation_that_went_are_left_out(tmp_path: Path) -> None:
+    source = tmp_path / "whisper"
+    config = transformers.WhisperConfig(architectures=["WhisperForConditionalGeneration"])
+    config.save_pretrained(source)
+    (source / "generation_config.json").write_text(
+        json.dumps(
+            {
+                "eos_token_id": config.eos_token_id,
+                "decoder_start_token_id": config.decoder_start_token_id,
+                "suppress_tokens": [1, 2, 40000, config.eos_token_id],
+                "begin_suppress_tokens": [220, config.eos_token_id],
+                "forced_decoder_ids": [[1, 50259], [2, config.eos_token_id]],
+                "lang_to_id": {"<|en|>": 50259},
+                "alignment_heads": [[3, 1]],
+                "max_length": 448,
+            }
+        )
+    )
+    report = tiny_model(source, tmp_path / "tiny")
+    assert report.ok, report.text()
+    written = json.loads((tmp_path / "tiny" / "generation_config.json").read_text())
+    eos = report.model.config.eos_token_id
+    assert written["eos_token_id"] == eos and eos in written["suppress_tokens"]
+    assert max(written["suppress_tokens"]) < report.model.config.vocab_size
+    assert written.get("lang_to_id") == {} and "alignment_heads" not in written
+    assert written["max_length"] == report.model.config.max_target_positions
+
 
 class TestRecipe:
     def test_a_rebuild_is_equal_byte_for_byte(self, llama_folder: Path, tmp_path: Path) -> None:
