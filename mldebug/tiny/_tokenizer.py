@@ -8,24 +8,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.tiny._tokenizer_checks import SAMPLE, check_tokenizer, reloaded, sample_of
-from mldebug.tiny._tokenizer_forms import Form
+from mldebug.tiny._tokenizer_checks import SAMPLE, check_tokenizer, sample_of
 from mldebug.tiny._tokenizer_load import Loaded
+from mldebug.tiny._tokenizer_plan import below_the_floor, droppable, make_plan, unused_tokens, write_folder
 from mldebug.tiny._tokenizer_report import TinyTokenizerReport, TokenizerCheck
-from mldebug.tiny._tokenizer_side import (
-    CONFIG,
-    ids_in_configs,
-    listed_specials,
-    mentioned,
-    named_specials,
-    read_object,
-    write_json,
-    write_side_files,
-)
+from mldebug.tiny._tokenizer_side import write_json
 from mldebug.tiny._tokenizer_source import Opened, open_source
 from mldebug.tiny._tokenizer_train import follow, train_form
 from mldebug.tiny._tokenizer_vocab import Vocabulary, choose
@@ -70,7 +61,9 @@ def tiny_tokenizer(
         sample = SAMPLE if text is None or made.has_bytes else sample_of(text)
         unknown = made.loaded.ids.get(made.vocabulary.unknown or "")
         mapped = None if unknown is None else lambda id: made.id_map.get(id, unknown)
-        checks = check_tokenizer(opened.loaded, made.loaded, folder, opened.load, sample, mapped)
+        checks = check_tokenizer(
+            opened.loaded, made.loaded, folder, opened.load, sample, mapped, made.vocabulary.unknown
+        )
         files = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
     return TinyTokenizerReport(
         source=str(source),
@@ -117,7 +110,7 @@ class _Made:
     why: str
     size: int
     id_map: dict[int, int]
-    dropped: list[str]
+    dropped: tuple[str, ...]
     notes: list[str]
 
     @property
@@ -128,145 +121,38 @@ class _Made:
 def _shrink(opened: Opened, size: int | None, output: Path, drop: bool, text: Path | None = None) -> _Made:
     """Choose, write, load what was written, and adjust where loading adds or takes tokens."""
     leading, *others = opened.forms
-    specials = _specials(opened, leading)
-    unused = _unused(opened, leading)
-    dropped = _droppable(opened, unused, specials) if drop else []
-    vocabulary = leading.vocabulary([token for token in specials if token not in dropped], dropped)
-    known = leading.ids()
-    on_load = [token for token in opened.loaded.ids if token not in known and token not in dropped]
-    if text is not None:  # the characters will be those of the text
-        vocabulary.required.pop("characters", None)
-    floor = vocabulary.floor + len(on_load)
-    why = vocabulary.why() + (f", {len(on_load)} that loading adds" if on_load else "")
-    wanted = max(floor, DEFAULT_SIZE) if size is None else size
-    if wanted < floor:
-        raise _below(opened, leading, wanted, floor, why, specials, unused, drop)
-    notes = []
+    unused = unused_tokens(opened) if drop else []
+    plan = make_plan(opened, leading, droppable(opened, unused), alphabet=text is None)
+    wanted = max(plan.floor, DEFAULT_SIZE) if size is None else size
+    if wanted < plan.floor:
+        raise below_the_floor(opened, plan, wanted, drop)
+    why, floor, notes = plan.why, plan.floor, list[str]()
     if text is not None:
-        leading = train_form(leading, vocabulary, text, wanted - len(on_load))
-        vocabulary = leading.vocabulary([token for token in specials if token not in dropped], dropped)
+        leading = train_form(leading, plan.vocabulary, text, wanted - len(plan.on_load))
         others, left = follow(leading, others)
         notes = [f"{name} is left out: it has the vocabulary of the source" for name in left]
-    total = len(vocabulary.ids) + len(on_load)
-    if size is not None and size > total:
+        vocabulary = leading.vocabulary([*plan.vocabulary.must_stay()], plan.dropped)
+        plan = replace(plan, vocabulary=vocabulary)
+    if size is not None and size > plan.total:
         what = "the source has" if text is None else f"{text} gives"
-        notes.append(f"{what} {total:,} tokens, so the result has no more")
-    wanted = min(wanted, total)
-    room = wanted - len(on_load)
+        notes.append(f"{what} {plan.total:,} tokens, so the result has no more")
+    wanted = min(wanted, plan.total)
+    room = wanted - len(plan.on_load)
     for _attempt in range(3):
-        kept = choose(vocabulary, room)
-        _write(opened, leading, others, kept, on_load, dropped, output)
+        kept = choose(plan.vocabulary, room)
+        write_folder(opened, leading, others, kept, plan, output)
         loaded = opened.load(output)
-        if loaded.size == wanted:
-            break
         room -= loaded.size - wanted
-        if room < vocabulary.floor:
+        if loaded.size == wanted or room < plan.vocabulary.floor:
             break
     if loaded.size != wanted:
         raise MldebugError(
             f"the tokenizer was written with {wanted:,} tokens and loads with {loaded.size:,}",
-            _came_back(loaded, kept, on_load),
+            _came_back(loaded, kept, plan.on_load),
         )
     old, new = opened.loaded.ids, loaded.ids
-    id_map = {old[token]: new[token] for token in sorted(new, key=new.__getitem__) if token in old}
-    return _Made(loaded, vocabulary, floor, why, loaded.size, dict(sorted(id_map.items())), dropped, notes)
-
-
-def _write(
-    opened: Opened,
-    leading: Form,
-    others: Collection[Form],
-    kept: list[str],
-    on_load: list[str],
-    dropped: Collection[str],
-    output: Path,
-) -> None:
-    ids = leading.write(kept, output, None)
-    for token in sorted(on_load, key=opened.loaded.ids.__getitem__):
-        ids.setdefault(token, len(ids))
-    for form in others:
-        own = form.ids()
-        if form.path.name == "vocab-tgt.json":  # the other language has its own numbers
-            form.write(choose(form.vocabulary([], dropped), len(kept)), output, None)
-        else:
-            form.write([token for token in kept if token in own], output, ids)
-    changes: dict[str, object] = {}
-    if any(token.startswith("<extra_id_") for token in dropped):  # T5 and its kin make them anew by their number
-        changes["extra_ids"] = sum(token.startswith("<extra_id_") for token in ids)
-    written = read_object(opened.directory / CONFIG).get("tokenizer_class")
-    if opened.tokenizer_class and (written or "").removesuffix("Fast") != opened.tokenizer_class:
-        changes["tokenizer_class"] = opened.tokenizer_class
-    write_side_files(opened.directory, output, ids, opened.loaded.ids, dropped, changes)
-
-
-def _specials(opened: Opened, leading: Form) -> list[str]:
-    """Every token that has a role: named, listed, found in the text as it stands, or named by id in a config."""
-    by_id = {id: token for token, id in opened.loaded.ids.items()}
-    tokens = [
-        *named_specials(opened.directory).values(),
-        *listed_specials(opened.directory),
-        *opened.loaded.named.values(),
-        *leading.named().values(),
-        *opened.loaded.added,
-        *leading.added(),
-        *(by_id[id] for id in sorted(ids_in_configs(opened.directory)) if id in by_id),
-    ]
-    known = leading.ids()
-    return [token for token in dict.fromkeys(tokens) if token in opened.loaded.ids or token in known]
-
-
-def _unused(opened: Opened, leading: Form) -> list[str]:
-    """Added tokens that nothing names: no role, template, post-processor, config."""
-    added = dict.fromkeys([*leading.added(), *listed_specials(opened.directory), *opened.loaded.added])
-    by_id = {id: token for token, id in opened.loaded.ids.items()}
-    used = {*opened.loaded.named.values(), *named_specials(opened.directory).values(), *leading.used()}
-    used |= {by_id.get(id, "") for id in ids_in_configs(opened.directory)}
-    used |= mentioned(opened.directory, added, list(opened.loaded.templates.values()))
-    used |= leading.vocabulary([], []).must_stay() - set(leading.added())
-    used |= set(leading.vocabulary([], []).required.get("special tokens", []))
-    return [token for token in added if token not in used]
-
-
-def _droppable(opened: Opened, unused: list[str], specials: list[str]) -> list[str]:
-    """Those of `unused` that stay away: a class may put tokens of its own back. Tried, at the smallest size."""
-    leading, *others = opened.forms
-    while unused:
-        vocabulary = leading.vocabulary([token for token in specials if token not in unused], unused)
-        known = leading.ids()
-        on_load = [token for token in opened.loaded.ids if token not in known and token not in unused]
-        with tempfile.TemporaryDirectory(prefix="mldebug-") as name:
-            folder = Path(name)
-            _write(opened, leading, others, choose(vocabulary, vocabulary.floor), on_load, unused, folder)
-            again = reloaded(opened.load(folder), folder, opened.load)
-        back = again.ids.keys() & set(unused)
-        if not back:
-            break
-        unused = [token for token in unused if token not in back]
-    return unused
-
-
-def _below(
-    opened: Opened,
-    leading: Form,
-    wanted: int,
-    floor: int,
-    why: str,
-    specials: list[str],
-    unused: list[str],
-    drop: bool,
-) -> UsageError:
-    hint = f"ask for {floor:,} or more"
-    unused = [] if drop else _droppable(opened, unused, specials)
-    if unused:
-        without = leading.vocabulary([token for token in specials if token not in unused], unused)
-        known = leading.ids()
-        rest = [token for token in opened.loaded.ids if token not in known and token not in unused]
-        shown = ", ".join(unused[:3]) + (", ..." if len(unused) > 3 else "")
-        hint += (
-            f"; --drop-unused-added would remove {len(unused):,} added tokens that nothing names ({shown}) and bring "
-            f"the floor to {without.floor + len(rest):,}"
-        )
-    return UsageError(f"a vocabulary of {wanted:,} is below the floor of {opened.name}, {floor:,} tokens: {why}", hint)
+    id_map = {old[token]: id for token, id in new.items() if token in old}
+    return _Made(loaded, plan.vocabulary, floor, why, loaded.size, dict(sorted(id_map.items())), plan.dropped, notes)
 
 
 def _came_back(loaded: Loaded, kept: Collection[str], on_load: Collection[str]) -> str:

@@ -46,12 +46,15 @@ def model_kind(document: Mapping[str, Any]) -> str:
 
 def merge_pairs(model: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The merges as pairs: they are written "a b" by older versions and ["a", "b"] by newer ones."""
-    return [_pair(merge) for merge in model.get("merges", [])]
+    return [_pair(merge, model["vocab"]) for merge in model.get("merges") or []]
 
 
-def _pair(merge: Any) -> tuple[str, str]:
+def _pair(merge: Any, vocab: Collection[str]) -> tuple[str, str]:
     parts = merge.split(" ") if isinstance(merge, str) else merge
-    if len(parts) != 2:
+    if isinstance(merge, str) and len(parts) > 2:  # a part has spaces of its own: cut where both parts are tokens
+        cuts = [(" ".join(parts[:at]), " ".join(parts[at:])) for at in range(1, len(parts))]
+        parts = next(([left, right] for left, right in cuts if left in vocab and right in vocab), parts)
+    if not isinstance(parts, (list, tuple)) or len(parts) != 2:
         raise MldebugError(f"tokenizer.json has a merge that is no pair: {merge!r}", "save the tokenizer again")
     return parts[0], parts[1]
 
