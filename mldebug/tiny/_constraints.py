@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mldebug.tiny._quirks import SECTIONS
 from mldebug.tiny._roles import Level, is_int, is_ints, role_of
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def meet(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> 
     _positions(tree, setter)
     _images(tree, before, setter)
     _image_tokens(tree, before, setter)
+    _towers(tree, before, setter)
     for level in tree:
         source = before[level.path].fields if level.path in before else {}
         for rule in (_heads, _linear_heads, _head_sums, _experts, _mamba, _stages, _rope, _groups):
@@ -95,6 +97,11 @@ def _rope(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
     size, old_size = head_size(fields), head_size(source)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(fields.get(name), dict) and setter.free(level, name):
+            if level.type in SECTIONS and name == "rope_parameters" and "mrope_section" not in fields[name] and size:
+                default = SECTIONS[level.type]
+                part = fields[name].get("partial_rotary_factor", 1.0)
+                fields[name]["mrope_section"] = spread(default, max(1, int(size * part) // 2)) if size < old_size else default
+                continue
             for place in _rope_dicts(fields[name]):
                 _one_rope(place, size, old_size, level, source)
     for name in ("mrope_section", "rope_section", "xdrope_section"):
@@ -261,6 +268,47 @@ def _images(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) 
             new = [sizes.get(item, item) for item in value] if isinstance(value, list) else sizes.get(value, value)
         if new != value:
             setter.set(level, key, new)
+
+
+def _towers(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> None:
+    """What a tower gives out is as wide as the text takes it in, and grids follow the size of the image."""
+    text = next((level for level in tree if level.name in ("text_config", "llm_config", "language_config") and level.number("hidden_size")), None)
+    for level in tree:
+        source = before[level.path].fields if level.path in before else {}
+        fields = level.fields
+        same = text is not None and level.parent is text.parent and level is not text
+        if same and text is not None and is_int(fields.get("out_hidden_size")):
+            setter.set(level, "out_hidden_size", text.number("hidden_size"))
+        if level.number("image_embedding_size") and level.number("image_size") and level.number("patch_size"):
+            setter.set(level, "image_embedding_size", fields["image_size"] // fields["patch_size"])
+        hidden = source.get("hidden_size") if is_int(source.get("hidden_size")) else 0
+        if hidden and is_int(source.get("vision_output_dim")) and source["vision_output_dim"] % hidden == 0:
+            setter.set(level, "vision_output_dim", source["vision_output_dim"] // hidden * fields["hidden_size"])
+        if level.number("num_pos_feats") and level.parent is not None:
+            decoder = next((other for other in tree if other.parent is level.parent and other.name == "mask_decoder_config"), None)
+            if decoder is not None:
+                setter.set(level, "num_pos_feats", decoder.number("hidden_size") // 2)
+    ratio = _image_ratio(tree, before)
+    if ratio is not None:
+        for level in tree:
+            for key in ("backbone_feature_sizes", "image_grid_pinpoints", "memory_attention_rope_feat_sizes"):
+                value = level.fields.get(key)
+                if isinstance(value, list) and value:
+                    setter.set(level, key, _scaled(value, ratio))
+
+
+def _image_ratio(tree: Sequence[Level], before: Mapping[str, Level]) -> float | None:
+    for level in tree:
+        old = before[level.path].fields.get("image_size") if level.path in before else None
+        new = level.fields.get("image_size")
+        old, new = (value[0] if is_ints(value) else value for value in (old, new))
+        if is_int(old) and is_int(new) and old and old != new:
+            return int(new or 0) / int(old or 1)
+    return None
+
+
+def _scaled(value: Any, ratio: float) -> Any:
+    return [_scaled(item, ratio) for item in value] if isinstance(value, list) else max(1, round(value * ratio))
 
 
 _PER_IMAGE = ("image_seq_length", "mm_tokens_per_image", "num_image_tokens_per_image", "image_token_length", "num_image_tokens")

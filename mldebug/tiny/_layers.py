@@ -79,7 +79,9 @@ def _is_indexes(level: Level, name: str, value: Any, size: int) -> bool:
     if not _is_index_name(name) or not is_ints(value):
         return False
     if name in _ONE_BASED:
-        return len(level.fields.get("stage_names") or ()) == size + 1 and all(0 < item <= size for item in value)
+        named = level.fields.get("stage_names")
+        staged = any(role_of(key, item) == "stages" for key, item in level.fields.items())
+        return (len(named) == size + 1 if named else not staged) and all(0 < item <= size for item in value)
     return all(0 <= item <= size for item in value)
 
 

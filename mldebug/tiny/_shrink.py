@@ -86,11 +86,12 @@ def shrink(
 
 
 def _value(value: Any, path: str, level: Level, tiny: dict[str, Any], source: dict[str, Any]) -> Any:
-    """A quirk's value: "keep" is what the source has, and "=name" what another field of the level has by now."""
+    """A quirk's value: "keep" is what the source has, and "=4*name" four times another one's."""
     if value == "keep":
         return get_path(source, path)
     if isinstance(value, str) and value.startswith("="):
-        return get_path(tiny, level.at(value[1:]))
+        times, _star, name = value[1:].rpartition("*")
+        return int(times or 1) * get_path(tiny, level.at(name))
     return value
 
 

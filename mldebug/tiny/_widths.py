@@ -37,7 +37,7 @@ def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, l
         return
     mapping = width_map(hidden, others, 2 * largest if staged else largest, top)
     for level, key, value, role in fields:
-        if role in ("hidden", "width"):
+        if role in ("hidden", "width") and not (key == "stem_channels" and "block_configs" in level.fields):
             new = [mapping.get(item, item) for item in value] if isinstance(value, list) else mapping.get(value, value)
             if new != value:
                 setter.set(level, key, new)
@@ -55,17 +55,20 @@ BLOCKS = ("block_configs", "resnet_head", "resnet_configs", "stage_configs", "do
 
 
 def blocks(tree: Sequence[Level], setter: Setter) -> None:
-    """Tables of convolutions: each width in them (no kernel, stride or dilation is as large) is an eighth of what it was."""
+    """Tables of convolutions: each width in them (no kernel, stride or dilation is as large) is an eighth of what it was,
+    and 16 at least: some classes round up to that."""
 
     def narrow(value: Any) -> Any:
         if isinstance(value, list):
             return [narrow(item) for item in value]
-        return max(8, value // 64 * 8) if is_int(value) and value >= 24 else 8 if is_int(value) and value == 16 else value
+        return max(16, value // 128 * 16) if is_int(value) and value >= 24 else value
 
     for level in tree:
         for key in BLOCKS:
             if isinstance(level.fields.get(key), list):
                 setter.set(level, key, narrow(level.fields[key]))
+        if "block_configs" in level.fields and is_int(level.fields.get("stem_channels")):
+            setter.set(level, "stem_channels", narrow(level.fields["stem_channels"]))
 
 
 def by_layer(tree: Sequence[Level]) -> list[Level]:
