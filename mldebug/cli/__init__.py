@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from mldebug import __version__
@@ -129,7 +130,8 @@ def _help() -> str:
     about = "Find out where NaN, inf and overflow begin in a training run."
     lines = ["usage: mldebug COMMAND [options]", "", about, ""]
     for name, (_module, trouble, summary) in COMMANDS.items():
-        lines += [f"  {name:<{width}}{trouble}", f"  {'':<{width}}{summary}"]
+        indent = " " * (width + 2)
+        lines += [f"  {name:<{width}}{trouble}", textwrap.fill(summary, 80, initial_indent=indent, subsequent_indent=indent)]
     lines += [
         "",
         "`mldebug COMMAND --help` lists the options of a command; `mldebug --version`",

@@ -133,9 +133,7 @@ def _count_features(facts: Facts, made: Values) -> None:
     for kind, (getter, sources) in _GETTERS.items():
         if kind in facts.count or placeholder(facts, kind) is None or not any(name in made for name in sources):
             continue
-        facts_count = _features_of(facts, getter, made)
-        if facts_count:
-            facts.count[kind] = facts_count
+        facts.count[kind] = _features_of(facts, getter, made) or 1  # the forward itself says where it is another number
 
 
 def _features_of(facts: Facts, getter: str, made: Values) -> int | None:

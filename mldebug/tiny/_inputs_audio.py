@@ -40,7 +40,7 @@ def _wave(facts: Facts, _made: Values) -> torch.Tensor:
     return facts.floats(facts.batch, _samples(facts))
 
 
-def _wave_channels(facts: Facts, _made: Values) -> torch.Tensor:
+def wave_channels(facts: Facts, _made: Values) -> torch.Tensor:
     return facts.floats(facts.batch, facts.number("audio_channels", "channels", default=1) or 1, _samples(facts))
 
 
@@ -66,7 +66,7 @@ def features(facts: Facts) -> list[Maker]:
     first_conv = facts.first(torch.nn.Conv1d)
     whisper_like = facts.value("max_source_positions", within=AUDIO) is not None and first_conv is not None
     makers: list[Maker] = [_mels_first, _mels_last] if whisper_like else [_mels_last, _mels_first]
-    return [*makers, _mel_image, _mels_flat, _wave, _wave_channels, *_other_widths(facts)]
+    return [*makers, _mel_image, _mels_flat, _wave, wave_channels, *_other_widths(facts)]
 
 
 def _other_widths(facts: Facts) -> list[Maker]:
@@ -90,10 +90,10 @@ def _mels_of(width: int) -> Maker:
 
 def waves(facts: Facts) -> list[Maker]:
     if facts.value("num_mel_bins") and facts.value("max_length"):
-        return [_mels_last, _wave, _wave_channels]
+        return [_mels_last, _wave, wave_channels]
     if facts.value("audio_channels", "sampling_rate", "codebook_size", "upsampling_ratios") is not None:
-        return [_wave_channels, _wave, _mels_last, _mels_first]
-    return [_wave, _wave_channels, _mels_last, _mels_first]
+        return [wave_channels, _wave, _mels_last, _mels_first]
+    return [_wave, wave_channels, _mels_last, _mels_first]
 
 
 def mask_of(*names: str, dtype: torch.dtype = torch.long) -> Maker:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from mldebug.tiny._inputs_audio import features, mask_of, waves
+from mldebug.tiny._inputs_audio import features, mask_of, wave_channels, waves
 from mldebug.tiny._inputs_facts import Facts
 from mldebug.tiny._inputs_images import (
     Maker,
@@ -83,12 +83,15 @@ NEVER = frozenset(
 )
 
 
+_HIDDEN = ("_embeds", "hidden_states", "_features", "_queries", "_encoding")
+
+
 def makers_for(facts: Facts, name: str) -> list[Maker]:
     """The shapes that a keyword may have, the likeliest first; none where its name says nothing."""
     found = MAKERS.get(name) or MORE.get(name)
     if found is not None:
         return found(facts)
-    return documented(facts, name) or ([hidden] if name.endswith(("_embeds", "hidden_states")) else [])
+    return documented(facts, name) or ([hidden] if name.endswith(_HIDDEN) else [])
 
 
 def _nothing(_facts: Facts, _made: Values) -> None:
@@ -114,7 +117,9 @@ MAKERS: dict[str, Callable[[Facts], list[Maker]]] = {
     "pixel_position_ids": _one(positions_of_patches),
     "image_position_ids": _one(positions_of_patches),
     "pixel_attention_mask": lambda facts: [pixel_attention_mask, patch_mask, image_mask],
-    "hidden_states": lambda facts: [flat_patches] if facts.takes("grid_thw") else [hidden, hidden_last, plain_image],
+    "hidden_states": lambda facts: (
+        [flat_patches] if facts.takes("grid_thw") else [hidden, hidden_last, plain_image, wave_channels]
+    ),
     "encoder_hidden_states": encoder_states,
     "use_cache": _one(lambda _facts, _made: False),
     "query_embeds": _one(hidden),

@@ -234,6 +234,9 @@ MORE: dict[str, Callable[[Facts], list[Maker]]] = {
     "marks": lambda facts: [lambda facts, _made: torch.tensor([[2, 4]] * facts.batch)],
     "num_options": lambda facts: [lambda facts, _made: torch.tensor([[2, 2]] * facts.batch)],
     "question_type_ids": lambda facts: [lambda facts, _made: torch.tensor([[0, 1]] * facts.batch)],
+    "generation_steps": lambda facts: [lambda facts, _made: 1],
+    "image_merge_sizes": lambda facts: [lambda facts, _made: torch.tensor([facts.merge] * facts.batch)],
+    "mel_spectrogram": lambda facts: [lambda facts, _made: facts.floats(facts.batch, facts.mels, 16)],
     "spectrogram": lambda facts: [_vocoder_input],
     "num_patches": lambda facts: [lambda facts, _made: (facts.size[0] // facts.patch) * (facts.size[1] // facts.patch)],
     "chunk_sample_lengths": lambda facts: [
@@ -257,7 +260,6 @@ GIVEN = (
     "rewards",
     "returns_to_go",
     "timesteps",
-    "state",
     "input_points",
     "input_labels",
     "image_embeds_position_mask",
@@ -276,6 +278,7 @@ GIVEN = (
     "speaker_embeddings",
     "input_ids_masked",
     "freq",
+    "image_merge_sizes",
 )
 
 

@@ -45,10 +45,59 @@ def _flava(facts: Facts, made: Values) -> None:
     made["codebook_pixel_values"] = facts.floats(facts.batch, 3, side * groups, side * groups)
 
 
+def _audio_lengths(facts: Facts, made: Values) -> None:
+    """All clips in a row, with the length of each."""
+    frames = 2 * facts.number("n_window", default=32)
+    made["input_features"] = facts.floats(facts.mels, frames)
+    made["feature_lens"] = torch.tensor([frames])
+    made["aftercnn_lens"] = torch.tensor([(frames - 1) // 2 + 1])
+
+
+def _realtime(facts: Facts, made: Values) -> None:
+    """One token for each stretch of audio."""
+    count = max(1, made["input_features"].shape[-1] // facts.number("audio_length_per_tok", default=8))
+    made["input_ids"] = facts.ids(facts.batch, count)
+    made["attention_mask"] = torch.ones_like(made["input_ids"])
+
+
+def _rag(facts: Facts, made: Values) -> None:
+    """Documents as a retriever hands them over."""
+    documents = facts.number("n_docs", default=2)
+    made["context_input_ids"] = facts.ids(facts.batch * documents, facts.length)
+    made["context_attention_mask"] = torch.ones_like(made["context_input_ids"])
+    made["doc_scores"] = facts.floats(facts.batch, documents)
+
+
+def _seggpt(facts: Facts, made: Values) -> None:
+    """The image is half as high as what the model sees: the prompt is put on top of it."""
+    height, width = facts.size
+    for name in ("pixel_values", "prompt_pixel_values", "prompt_masks"):
+        made[name] = facts.floats(facts.batch, facts.channels, height // 2, width)
+
+
+def _speech(facts: Facts, made: Values) -> None:
+    """A second of sound for the encoder, and nothing that says the same again."""
+    made.pop("input_features", None)
+    made.pop("inputs", None)
+    made["input_values"] = facts.floats(facts.batch, 16000)
+
+
+def _splinter(facts: Facts, made: Values) -> None:
+    """A question token to answer."""
+    made["input_ids"][:, 1] = facts.config.question_token_id
+
+
 SPECIAL: dict[str, Callable[[Facts, Values], None]] = {
     "csm_depth_decoder_model": _csm_depth,
     "dia": _dia,
     "dia_decoder": _dia_decoder,
     "flava": _flava,
     "moshi_depth": _moshi_depth,
+    "qwen2_5_omni_audio_encoder": _audio_lengths,
+    "qwen3_omni_moe_audio_encoder": _audio_lengths,
+    "rag": _rag,
+    "seggpt": _seggpt,
+    "speech-encoder-decoder": _speech,
+    "splinter": _splinter,
+    "voxtral_realtime": _realtime,
 }
