@@ -77,6 +77,11 @@ def _head_sums(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
             else:
                 ratio = source["query_pre_attn_scalar"] / source["head_dim"]
                 setter.set(level, "query_pre_attn_scalar", max(1, round(fields["head_dim"] * ratio)))
+    hidden, wide = source.get("hidden_size"), source.get("attention_hidden_size")
+    if is_int(hidden) and is_int(wide) and hidden and wide and int(wide or 0) % int(hidden or 1) == 0:
+        setter.set(level, "attention_hidden_size", int(wide or 0) // int(hidden or 1) * fields["hidden_size"])
+        if is_int(source.get("attention_head_dim")) and source["attention_head_dim"] * source["num_attention_heads"] == wide:
+            setter.set(level, "attention_head_dim", fields["attention_hidden_size"] // fields["num_attention_heads"])
     if is_int(source.get("hidden_size")) and is_int(source.get("num_attention_heads")) and is_int(source.get("attention_head_size")):
         if source["attention_head_size"] * source["num_attention_heads"] == source["hidden_size"]:
             setter.set(level, "attention_head_size", fields["hidden_size"] // fields["num_attention_heads"])
@@ -139,14 +144,15 @@ def _one_rope(place: dict[str, Any], size: float, old_size: float, level: Level,
 
 
 def spread(parts: list[int], total: int) -> list[int]:
-    """Numbers in the proportion of `parts` that sum to `total`, none of them 0 where it was not."""
+    """Numbers in the proportion of `parts` that sum to `total`, none of them 0 where it was not, if `total` allows."""
     if sum(parts) <= total:
         return parts
-    made = [max(1 if part else 0, part * total // sum(parts)) for part in parts]
+    least = 1 if total >= sum(part > 0 for part in parts) else 0
+    made = [max(least if part else 0, part * total // sum(parts)) for part in parts]
     while sum(made) < total:
         lacking = [part * total / sum(parts) - now for part, now in zip(parts, made, strict=True)]
         made[lacking.index(max(lacking))] += 1
-    while sum(made) > total and max(made) > 1:
+    while sum(made) > total:
         made[made.index(max(made))] -= 1
     return made
 
@@ -279,6 +285,11 @@ def _towers(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) 
         same = text is not None and level.parent is text.parent and level is not text
         if same and text is not None and is_int(fields.get("out_hidden_size")):
             setter.set(level, "out_hidden_size", text.number("hidden_size"))
+        tower = next((other for other in tree if other.parent is level and other.name == "vision_config" and other.path in before), None)
+        if tower is not None and level.number("out_hidden_size") and is_int(source.get("out_hidden_size")):
+            old = before[tower.path].number("hidden_size")
+            if old and source["out_hidden_size"] % old == 0:
+                setter.set(level, "out_hidden_size", source["out_hidden_size"] // old * tower.number("hidden_size"))
         if level.number("image_embedding_size") and level.number("image_size") and level.number("patch_size"):
             setter.set(level, "image_embedding_size", fields["image_size"] // fields["patch_size"])
         hidden = source.get("hidden_size") if is_int(source.get("hidden_size")) else 0
@@ -328,6 +339,8 @@ def _image_tokens(tree: Sequence[Level], before: Mapping[str, Level], setter: Se
             value = before[level.path].fields.get(key) if level.path in before else None
             if is_int(value) and value and was:
                 side = max(1, round(math.sqrt(value * now / was)))
+                if value > was and key == "mm_tokens_per_image":  # more than there are patches: the source cannot pool them
+                    side = max(1, math.isqrt(now) // 2)
                 setter.set(level, key, side * side)
 
 

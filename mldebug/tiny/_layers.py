@@ -136,7 +136,7 @@ def _choose(
 
 
 # Each of these names layers that something else takes one by one: all of them stay.
-_EACH = frozenset(("out_indices", "intermediate_hidden_state_indices", "deepstack_visual_indexes", "backbone_out_indices", "target_layer_ids",
+_EACH = frozenset(("out_indices", "intermediate_hidden_state_indices", "intermediate_layers_indices", "deepstack_visual_indexes", "backbone_out_indices", "target_layer_ids",
                    "spatial_target_layers", "fusion_layers", "segmentation_indices"))  # fmt: skip
 
 

@@ -11,10 +11,10 @@ FILL: dict[str, dict[str, Any]] = {
                                      "num_hidden_layers": 26, "num_attention_heads": 16, "image_size": 384, "patch_size": 14}},
     "beit": {"out_indices": [3, 5, 7, 11]},
     "chameleon": {"vocabulary_map": {"<image>": 8711}},
-    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
-    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", *["sparse"] * 11]},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8}},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", *["sparse"] * 11], "num_experts_per_tok": 6},
     "deepseek_v2": {"num_experts_per_tok": 6},
-    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "emu3": {"vocabulary_map": {"<image>": 151665}},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "hiera": {"decoder_hidden_size": 512, "decoder_depth": 8, "decoder_num_heads": 16},
@@ -38,7 +38,7 @@ FILL: dict[str, dict[str, Any]] = {
 }
 
 # model_type -> {field: tiny value}. It holds for a config of that type at any level. Dotted names reach into a nested
-# config, "**.name" into all of them. "keep" stands for the value of the source, "=name" for that of another field.
+# config, "**.name" into all of them, and "+name" is a field that the source may lack. "keep" stands for the value of the source, "=name" for that of another field.
 SET: dict[str, dict[str, Any]] = {
     "align_vision_model": {"width_coefficient": 0.25, "depth_coefficient": 1.0, "in_channels": "keep", "out_channels": "keep",
                            "hidden_dim": 320},
@@ -54,11 +54,13 @@ SET: dict[str, dict[str, Any]] = {
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 1.0, "in_channels": "keep", "out_channels": "keep",
                      "hidden_dim": 320},
+    "dots3_note_audio_encoder": {"conv_output_size": "=16*downsample_hidden_size", "adapter_input_size": "=hidden_size"},
     "ernie4_5_vl_moe_text": {"rope_parameters.mrope_section": [1, 1, 2]},
     "esmfold2": {"single_inputs_size": 131, "atom_feature_dim": "keep", "**.num_uid_rope_pairs": 1, "**.num_spatial_rope_pairs_per_axis": 1},
     "chameleon_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1], "num_res_blocks": 1},
     "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "num_res_blocks": 1},
     "glmasr_encoder": {"intermediate_size": "=4*hidden_size"},
+    "jamba": {"intermediate_size": 64},
     "layoutlmv2": {"hidden_size": 48, "coordinate_size": 8, "shape_size": 8},
     "layoutlmv3": {"hidden_size": 48, "coordinate_size": 8, "shape_size": 8},
     "lilt": {"hidden_size": 48},
@@ -74,7 +76,13 @@ SET: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"vision_config.hidden_size": "=text_config.hidden_size"},
     "regnet": {"groups_width": 8},
     "vits": {"upsample_initial_channel": 16},
+    "ovis2": {"hidden_size": "=text_config.hidden_size"},
     "seggpt": {"image_size": [128, 64], "merge_index": 0},
+    "shieldgemma2": {"+yes_token_index": 10, "+no_token_index": 11},
+    "superglue": {"keypoint_detector_config.max_keypoints": 16},
+    "vipllava": {"vision_feature_layer": [-2, -3, -1, 0, 1]},
+    "vitmatte": {"hidden_size": "=backbone_config.hidden_size"},
+    "voxtral_encoder": {"intermediate_size": "=4*hidden_size"},
     "timesfm2_5": {"output_quantile_len": 128},
     "tvp": {"visual_prompt_size": 16, "num_frames": 4, "max_img_size": 64},
     "univnet": {"model_hidden_channels": 4, "kernel_predictor_hidden_channels": 8},
@@ -100,4 +108,6 @@ SECTIONS: dict[str, list[int]] = {
 }
 
 # The class to build where the auto classes name none, or one that is not the whole model.
-CLASSES: dict[str, str] = {}
+CLASSES: dict[str, str] = {
+    "shieldgemma2": "ShieldGemma2ForImageClassification",  # the auto class loads it from names that it is not saved under
+}

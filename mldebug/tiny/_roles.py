@@ -72,7 +72,7 @@ _RULES: tuple[tuple[str, str], ...] = tuple(
                  r"chunk_size_feed_forward|type_vocab_size|type_vocab_sizes|num_mel_bins|n_mels|mel_bins|mel_dim|num_classes|bucket|"
                  r"relative_attention|per_group|downsample_rate|subsampling_(factor|rate)|n_window|window_size$|_lengths?$|durations|multiple_of|"
                  r"top_k$|_size_ratio|max_new_tokens|num_beams|divisor|decoder_n_points|encoder_n_points|num_feature_levels|"
-                 r"number_output_channels|model_in_dim|mask_time|mask_feature_(prob|length|min)|interval|period|offset|_step$|_steps$|"
+                 r"number_output_channels|model_in_dim|^feature_size$|input_feat|mask_time|mask_feature_(prob|length|min)|interval|period|offset|_step$|_steps$|"
                  r"pad_to_multiple|_multiple$|num_static|num_dynamic|num_time_features|cardinality|^channels$|mem_|num_targets|"
                  r"compress$|reduction$|n_positions_rel|max_distance|frequency)"),
     )

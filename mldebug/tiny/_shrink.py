@@ -67,7 +67,7 @@ def shrink(
         set_path(tiny, path, copy.deepcopy(value))
     tree = list(levels(tiny))
     setter = Setter(tiny, pins)
-    widths(tree, before, setter, hidden or HIDDEN)
+    widths(tree, before, setter, hidden or HIDDEN, notes)
     for level in tree:
         heads(level, before[level.path].fields if level.path in before else {}, setter)
         head_dims(level, before[level.path].fields if level.path in before else {}, setter)
@@ -79,6 +79,9 @@ def shrink(
     meet(tree, before, setter)
     for level in tree:
         for name, value in SET.get(level.type, {}).items():
+            if name.startswith("+"):
+                setter.set(level, name[1:], value)
+                continue
             for place in _named(level, name, tree):
                 setter.path(place, _value(value, place, level, tiny, source))
     main = next((kept for path, kept in maps.items() if "vision" not in path and "audio" not in path), next(iter(maps.values()), []))

@@ -14,10 +14,10 @@ UNIT = 16  # hidden sizes are multiples of it: 4 heads of an even size fit, in t
 STEP = 8  # other widths
 
 
-MANY = 8  # distinct widths that all stay distinct; of more, close ones become equal, or the largest would be large
+MANY = 7  # distinct widths that all stay distinct; of more, close ones become equal, or the largest would be large
 
 
-def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, largest: int) -> None:
+def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, largest: int, notes: list[str]) -> None:
     """Scale every width. Values are mapped, not fields: what was equal anywhere in the model stays equal."""
     hidden: set[int] = set()  # heads divide these
     others: set[int] = set()
@@ -27,7 +27,7 @@ def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, l
     for level, key, value, role in fields:
         items = value if isinstance(value, list) else [value]
         if role == "hidden":
-            (others if isinstance(value, list) and not _has_heads(level) else hidden).update(items)
+            (hidden if not isinstance(value, list) or _has_heads(level, len(value)) else others).update(items)
             top = max(top, *items)
             staged = staged or (isinstance(value, list) and _is_staged(level))
         elif role == "width":
@@ -36,15 +36,19 @@ def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, l
     if not hidden | others:
         return
     mapping = width_map(hidden, others, 2 * largest if staged else largest, top)
+    alike = len(mapping) - len(set(mapping.values()))
+    if alike:
+        notes.append(f"{len(mapping)} different widths became {len(mapping) - alike}: close ones are equal in the tiny model")
     for level, key, value, role in fields:
-        if role in ("hidden", "width") and not (key == "stem_channels" and "block_configs" in level.fields):
+        if role in ("hidden", "width") and not (key in _WITH_BLOCKS and "block_configs" in level.fields):
             new = [mapping.get(item, item) for item in value] if isinstance(value, list) else mapping.get(value, value)
             if new != value:
                 setter.set(level, key, new)
 
 
-def _has_heads(level: Level) -> bool:
-    return any(role_of(key, value) == "heads" for key, value in level.fields.items())
+def _has_heads(level: Level, count: int) -> bool:
+    """Whether heads are listed for each of `count` stages."""
+    return any(role_of(key, value) == "heads" and isinstance(value, list) and len(value) == count for key, value in level.fields.items())
 
 
 def _is_staged(level: Level) -> bool:
@@ -52,6 +56,9 @@ def _is_staged(level: Level) -> bool:
 
 
 BLOCKS = ("block_configs", "resnet_head", "resnet_configs", "stage_configs", "down_ops", "bridge_connector", "out_point_positions2D")
+
+
+_WITH_BLOCKS = ("stem_channels", "stage_out_channels")
 
 
 def blocks(tree: Sequence[Level], setter: Setter) -> None:
@@ -67,8 +74,9 @@ def blocks(tree: Sequence[Level], setter: Setter) -> None:
         for key in BLOCKS:
             if isinstance(level.fields.get(key), list):
                 setter.set(level, key, narrow(level.fields[key]))
-        if "block_configs" in level.fields and is_int(level.fields.get("stem_channels")):
-            setter.set(level, "stem_channels", narrow(level.fields["stem_channels"]))
+        for key in _WITH_BLOCKS if "block_configs" in level.fields else ():
+            if key in level.fields:
+                setter.set(level, key, narrow(level.fields[key]))
 
 
 def by_layer(tree: Sequence[Level]) -> list[Level]:
@@ -124,10 +132,10 @@ def heads(level: Level, before: Mapping[str, Any], setter: Setter) -> None:
     """Fewer heads of the same kind: MHA stays MHA, one kv head stays one, and true groups stay true groups."""
     names = {key: value for key, value in before.items() if role_of(key, value) == "heads"}
     kv_names = {key: value for key, value in before.items() if role_of(key, value) == "kv"}
-    stages = {}
     for key, value in names.items():
-        if isinstance(value, list):
-            stages[key] = value
+        if isinstance(value, list) and key.endswith("_per_layer"):
+            setter.set(level, key, [few(item) for item in level.fields[key]])
+        elif isinstance(value, list):
             if key in level.fields and isinstance(level.fields[key], list):
                 widths_ = next((item for item in (level.fields.get(name) for name in _STAGED) if _like(item, value)), None)
                 counts = [_staged(item, min(value)) for item in level.fields[key]]

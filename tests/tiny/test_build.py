@@ -108,9 +108,10 @@ def test_shrinking_is_undone_for_the_field_that_broke_the_build() -> None:
 
 
 def test_culprit_is_named() -> None:
-    built = build(broken("bert", "num_attention_heads", 5))
-    assert "num_attention_heads" in built.notes[0]
-    assert "num_attention_heads" not in built.shrunk.changes
+    built = build(broken("bert", "hidden_size", 30))
+    assert "hidden_size (30 back to 768)" in built.notes[0]
+    assert "hidden_size" not in built.shrunk.changes
+    assert built.model.config.num_hidden_layers == 2
 
 
 def test_source_that_cannot_be_built_says_so() -> None:
@@ -125,9 +126,9 @@ def test_full_size_is_only_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
     import mldebug.tiny._build as module
 
     monkeypatch.setattr(module, "LARGEST", 1000)
-    with pytest.raises(MldebugError, match="num_attention_heads") as caught:
-        build(broken("bert", "num_attention_heads", 5))
-    assert "--set num_attention_heads=" in caught.value.hint
+    with pytest.raises(MldebugError, match="hidden_size") as caught:
+        build(broken("bert", "hidden_size", 30))
+    assert "--set hidden_size=" in caught.value.hint
 
 
 def test_config_of_a_plain_config() -> None:
