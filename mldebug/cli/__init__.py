@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
 
 from mldebug import __version__
@@ -130,8 +129,7 @@ def _help() -> str:
     about = "Find out where NaN, inf and overflow begin in a training run."
     lines = ["usage: mldebug COMMAND [options]", "", about, ""]
     for name, (_module, trouble, summary) in COMMANDS.items():
-        indent = " " * (width + 2)
-        lines += [f"  {name:<{width}}{trouble}", textwrap.fill(summary, 80, initial_indent=indent, subsequent_indent=indent)]
+        lines += [f"  {name:<{width}}{trouble}", f"      {summary}"]
     lines += [
         "",
         "`mldebug COMMAND --help` lists the options of a command; `mldebug --version`",

@@ -80,7 +80,7 @@ def _search(facts: Facts) -> Values:
             if facts.calls > most:  # the attempt that got furthest says what is really wrong
                 furthest, most = exc, facts.calls
             state = f"{facts.count}{facts.image_size}{facts.frames}{extra}{facts.choice}"
-            if attempt == 0 and "ache" in str(exc) + _where(exc) and facts.takes("use_cache"):
+            if attempt == 0 and "ache" in str(exc) + _where(exc) and "use_cache" not in extra:
                 extra.append("use_cache")  # a cache is for generation
                 continue
             if state in seen or not (_believe(facts, exc, extra, inputs) or _next_choice(facts)):
@@ -133,22 +133,23 @@ def _count_features(facts: Facts, made: Values) -> None:
     for kind, (getter, sources) in _GETTERS.items():
         if kind in facts.count or placeholder(facts, kind) is None or not any(name in made for name in sources):
             continue
-        facts.count[kind] = _features_of(facts, getter, made) or 1  # the forward itself says where it is another number
+        facts.count[kind] = (
+            _features_of(facts, getter, sources, made) or 1
+        )  # the forward itself says where it is another number
 
 
-def _features_of(facts: Facts, getter: str, made: Values) -> int | None:
+def _features_of(facts: Facts, getter: str, sources: tuple[str, ...], made: Values) -> int | None:
     for owner in (facts.model, getattr(facts.model, "model", None), getattr(facts.model, "thinker", None)):
         method = getattr(owner, getter, None)
         if method is None:
             continue
         names = inspect.signature(method).parameters
-        given = {name: value for name, value in made.items() if name in names}
-        with torch.no_grad():
-            try:
-                found = method(**given)
-            except Exception:
-                return None  # the forward itself will say why
-        return _rows(found)
+        tries = [{name: value for name, value in made.items() if name in names}]
+        if not tries[0]:  # a decorator hides what it takes
+            tries = [{name: made[name] for name in sources if name in made}, made]
+        for given in tries:
+            with torch.no_grad(), contextlib.suppress(Exception):  # the forward itself will say why
+                return _rows(method(**given))
     return None
 
 

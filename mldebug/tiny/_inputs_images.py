@@ -56,6 +56,11 @@ def _padded_patches(facts: Facts, made: Values) -> torch.Tensor:
     return rows.reshape(facts.batch, -1, rows.shape[-1])
 
 
+def _listed_patches(facts: Facts, made: Values) -> torch.Tensor:
+    """Small images in a list of their own: (batch, patches, channels, side, side)."""
+    return _single_patches(facts, made).unflatten(0, (facts.batch, -1))  # type: ignore[no-untyped-call, no-any-return]
+
+
 def _merged_patches(facts: Facts, _made: Values) -> torch.Tensor:
     """One small image, channels last, for each placeholder."""
     frames, rows, columns = facts.grid
@@ -109,6 +114,7 @@ def pixel_values(facts: Facts) -> list[Maker]:
             _patch_rows,
             plain_image,
             _many_images,
+            _listed_patches,
         ]
     elif facts.takes("spatial_shapes", "pixel_position_ids", "image_position_ids"):
         makers.insert(0, _patch_rows)

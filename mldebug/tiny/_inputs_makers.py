@@ -131,7 +131,7 @@ MAKERS: dict[str, Callable[[Facts], list[Maker]]] = {
     "audio_input_features": features,
     "audio_mel": features,
     "input_values": waves,
-    "input_features_mask": _one(mask_of("input_features")),
+    "input_features_mask": lambda facts: [mask_of("input_features"), _nothing],
     "feature_attention_mask": _one(mask_of("input_features")),
     "audio_mel_mask": _one(mask_of("audio_mel", dtype=torch.bool)),
     "padding_mask": _one(mask_of("input_values", "input_features", dtype=torch.bool)),

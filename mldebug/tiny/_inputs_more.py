@@ -234,6 +234,7 @@ MORE: dict[str, Callable[[Facts], list[Maker]]] = {
     "marks": lambda facts: [lambda facts, _made: torch.tensor([[2, 4]] * facts.batch)],
     "num_options": lambda facts: [lambda facts, _made: torch.tensor([[2, 2]] * facts.batch)],
     "question_type_ids": lambda facts: [lambda facts, _made: torch.tensor([[0, 1]] * facts.batch)],
+    "mask": lambda facts: [lambda facts, made: torch.ones(next(iter(made.values())).shape[:2], dtype=torch.bool)],
     "generation_steps": lambda facts: [lambda facts, _made: 1],
     "image_merge_sizes": lambda facts: [lambda facts, _made: torch.tensor([facts.merge] * facts.batch)],
     "mel_spectrogram": lambda facts: [lambda facts, _made: facts.floats(facts.batch, facts.mels, 16)],

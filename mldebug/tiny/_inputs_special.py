@@ -87,12 +87,18 @@ def _splinter(facts: Facts, made: Values) -> None:
     made["input_ids"][:, 1] = facts.config.question_token_id
 
 
+def _sound_only(_facts: Facts, made: Values) -> None:
+    """The forward takes sound or text, not both."""
+    made["input_ids"] = made["attention_mask"] = None
+
+
 SPECIAL: dict[str, Callable[[Facts, Values], None]] = {
     "csm_depth_decoder_model": _csm_depth,
     "dia": _dia,
     "dia_decoder": _dia_decoder,
     "flava": _flava,
     "moshi_depth": _moshi_depth,
+    "pop2piano": _sound_only,
     "qwen2_5_omni_audio_encoder": _audio_lengths,
     "qwen3_omni_moe_audio_encoder": _audio_lengths,
     "rag": _rag,
