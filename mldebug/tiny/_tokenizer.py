@@ -156,7 +156,8 @@ def _shrink(opened: Opened, size: int | None, output: Path, drop: bool, text: Pa
 
 
 def _came_back(loaded: Loaded, kept: Collection[str], on_load: Collection[str]) -> str:
-    back = [token for token in loaded.ids if token not in {*kept, *on_load}]
+    meant = {*kept, *on_load}
+    back = [token for token in loaded.ids if token not in meant]
     shown = ", ".join(back[:5]) or "none"
     return f"tokens that the class of the tokenizer puts back: {shown}; keep them, or set tokenizer_class"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from mldebug.tiny._tokenizer_load import Loaded
+from mldebug.tiny._tokenizer_load import Loaded, quiet
 from mldebug.tiny._tokenizer_report import TokenizerCheck
 
 SAMPLE = (
@@ -71,7 +71,8 @@ def check_tokenizer(
 def _guarded(name: str, check: Callable[[], TokenizerCheck]) -> TokenizerCheck:
     """The check; an exception out of the tokenizer is a check that failed."""
     try:
-        return check()
+        with quiet():
+            return check()
     except Exception as exc:  # a tokenizer raises what it likes
         return TokenizerCheck(name, False, f"{type(exc).__name__}: {(str(exc).splitlines() or [''])[0][:200]}")
 
@@ -131,7 +132,7 @@ def _special_tokens(source: Loaded, tiny: Loaded, unknown: str | None) -> Tokeni
     return TokenizerCheck(name, True, f"{len(kept):,} are found, inserted and skipped as in the source; {roles}")
 
 
-def _inserted_differ(source: Loaded, tiny: Loaded, text: str, kept: Mapping[str, int]) -> str | None:
+def _inserted_differ(source: Loaded, tiny: Loaded, text: str, kept: Collection[str]) -> str | None:
     """Why what is put around a text, or left out in decoding, differs; None where it does not."""
     if source.pair is not None and tiny.pair is not None:
         (want, kinds), (got, new_kinds) = source.pair(text, "pair"), tiny.pair(text, "pair")
@@ -146,9 +147,10 @@ def _inserted_differ(source: Loaded, tiny: Loaded, text: str, kept: Mapping[str,
     return None
 
 
-def _specials_in(loaded: Loaded, ids: Sequence[int], tokens: Mapping[str, int]) -> list[str]:
-    names = {loaded.ids[token]: token for token in tokens if token in loaded.ids}
-    return [names[id] for id in ids if id in names]
+def _specials_in(loaded: Loaded, ids: Sequence[int], tokens: Collection[str]) -> list[str]:
+    """The tokens of `tokens` among the ids, in their order."""
+    found = (loaded.names.get(id, "") for id in ids)
+    return [token for token in found if token in tokens]
 
 
 def _chat_template(source: Loaded, tiny: Loaded) -> TokenizerCheck:

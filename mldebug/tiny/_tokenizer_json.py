@@ -92,9 +92,10 @@ def read(document: Mapping[str, Any], specials: Collection[str], dropped: Collec
     required = {"added tokens": added, "special tokens": [token for token in dict.fromkeys(named)]}
     learnt = model_ids(model)
     merges = [(left, right, _merged(left, right, model)) for left, right in merge_pairs(model)]
-    singles = [token for token in learnt if token in ids and len(_bare(token, model)) == 1 and token not in added]
+    whole, special = set(added), {*added, *named}
+    singles = [token for token in learnt if token in ids and len(_bare(token, model)) == 1 and token not in whole]
     alphabet: list[str] = []
-    words = [token for token in learnt if token not in {*added, *named}]
+    words = [token for token in learnt if token not in special]
     by_character = len(words) > 0 and sum(len(token) == 1 for token in words) >= 0.9 * len(words)
     whole_words = kind == "WordLevel" and not by_character
     if is_byte_level(document):
@@ -103,7 +104,8 @@ def read(document: Mapping[str, Any], specials: Collection[str], dropped: Collec
         kind = f"byte-level {kind}"
     elif has_bytes(document):
         required["bytes"] = BYTES
-        required["characters that the pipeline inserts"] = [t for t in singles if t in made_by_pipeline(document)]
+        made = made_by_pipeline(document)
+        required["characters that the pipeline inserts"] = [token for token in singles if token in made]
         alphabet = common_first(singles, learnt)
         kind = f"byte-fallback {kind}"
     elif whole_words:

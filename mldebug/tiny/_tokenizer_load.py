@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
 import logging
 import warnings
@@ -37,6 +38,11 @@ class Loaded:
     chat: Callable[[str, list[dict[str, str]]], tuple[str, list[int]]] | None = None
     object: Any = None
 
+    @functools.cached_property
+    def names(self) -> dict[int, str]:
+        """Id -> token."""
+        return {id: token for token, id in self.ids.items()}
+
     @property
     def size(self) -> int:
         return len(self.ids)
@@ -46,7 +52,7 @@ def load_transformers(directory: Path, trust_remote_code: bool = False) -> Loade
     """The tokenizer as AutoTokenizer gives it. Any failure of the library is an MldebugError."""
     from transformers import AutoTokenizer
 
-    with _quiet():
+    with quiet():
         try:
             tokenizer = AutoTokenizer.from_pretrained(
                 str(directory), local_files_only=True, trust_remote_code=trust_remote_code
@@ -70,15 +76,13 @@ def _from_transformers(tokenizer: Any) -> Loaded:
         return _encode(text, True)
 
     def _encode(text: str, special: bool) -> list[int]:
-        with _quiet():
-            return [int(id) for id in tokenizer.encode(text, add_special_tokens=special)]
+        return [int(id) for id in tokenizer.encode(text, add_special_tokens=special)]
 
     def decode(ids: Sequence[int], skip: bool = False) -> str:
         return str(tokenizer.decode(list(ids), skip_special_tokens=skip))
 
     def pair(first: str, second: str) -> tuple[list[int], list[int]]:
-        with _quiet():
-            out = tokenizer(first, second, return_token_type_ids=True)
+        out = tokenizer(first, second, return_token_type_ids=True)
         return list(out["input_ids"]), list(out.get("token_type_ids") or [])
 
     def chat(name: str, messages: list[dict[str, str]]) -> tuple[str, list[int]]:
@@ -154,7 +158,7 @@ def _first_line(exc: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the warnings of transformers about lengths, classes and regexes, which the checks answer."""
     logger = logging.getLogger("transformers")
     level = logger.level

@@ -59,8 +59,7 @@ def make_plan(opened: Opened, leading: Form, dropped: Collection[str], alphabet:
 
 def _specials(opened: Opened) -> list[str]:
     """Every token that has a role: named, listed, found in the text as it stands, or named by id in a config."""
-    leading = opened.forms[0]
-    by_id = {id: token for token, id in opened.loaded.ids.items()}
+    leading, names = opened.forms[0], opened.loaded.names
     tokens = [
         *named_specials(opened.directory).values(),
         *listed_specials(opened.directory),
@@ -68,7 +67,7 @@ def _specials(opened: Opened) -> list[str]:
         *leading.named().values(),
         *opened.loaded.added,
         *leading.added(),
-        *(by_id[id] for id in sorted(ids_in_configs(opened.directory)) if id in by_id),
+        *(names[id] for id in sorted(ids_in_configs(opened.directory)) if id in names),
     ]
     known = leading.ids()
     return [token for token in dict.fromkeys(tokens) if token in opened.loaded.ids or token in known]
@@ -79,10 +78,9 @@ def unused_tokens(opened: Opened) -> list[str]:
     leading = opened.forms[0]
     own = set(leading.added())
     added = dict.fromkeys([*leading.added(), *listed_specials(opened.directory), *opened.loaded.added])
-    by_id = {id: token for token, id in opened.loaded.ids.items()}
     bare = leading.vocabulary([], [])
     used = {*opened.loaded.named.values(), *named_specials(opened.directory).values(), *leading.used()}
-    used |= {by_id.get(id, "") for id in ids_in_configs(opened.directory)}
+    used |= {opened.loaded.names.get(id, "") for id in ids_in_configs(opened.directory)}
     used |= mentioned(opened.directory, added, list(opened.loaded.templates.values()))
     used |= bare.must_stay() - own
     used |= set(bare.required.get("special tokens", []))
