@@ -54,7 +54,7 @@ def _record_output(order: Tensor, value: Tensor, site: int) -> None:
     """The same for what a root returns, whole: it is in memory anyway, and is often known from a module inside."""
     watched, path, role = _SITES[site]
     if watched.recorder.attached:
-        watched.recorder.guard(watched.forwards.record_compiled, watched, path, role, value, True)
+        watched.recorder.guard(watched.forwards.record_output, watched, path, role, value)
 
 
 def _record_rows(order: Tensor, rows: list[Tensor], sites: list[int], values: list[Tensor], places: list[int]) -> None:
@@ -89,9 +89,23 @@ torch.library.register_fake("mldebug::record_rows", lambda order, rows, sites, v
 torch.library.register_fake("mldebug::mark", lambda order, site, enter: None, lib=_library)
 
 
+def traced_call(module: nn.Module, args: Any, kwargs: dict[str, Any], original: Callable[..., Any]) -> Any:
+    """A module call while dynamo traces it.
+
+    A watched module without hooks passes by torch's hook machinery: to trace that takes longer than the model itself,
+    and each of its many guards is checked in each step.
+    """
+    if not _passes(id(module)):
+        return original(module, *args, **kwargs)
+    trace_enter(module, args)
+    output = module.forward(*args, **kwargs)
+    trace_leave(module, kwargs, output)
+    return output
+
+
 def trace_enter(module: nn.Module, args: Any) -> None:
     """The pre-hook, while dynamo traces it."""
-    root = -1 if _exporting() else _root_site(id(module))
+    root = _root_site(id(module))
     if root < 0:
         return
     torch.ops.mldebug.mark(_ORDER, root, True)
@@ -101,7 +115,7 @@ def trace_enter(module: nn.Module, args: Any) -> None:
 
 def trace_leave(module: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
     """The hook after forward, while dynamo traces it."""
-    if _exporting() or not _is_watched(id(module)):
+    if not _is_watched(id(module)):
         return
     root = _root_site(id(module))
     if root < 0:
@@ -132,9 +146,20 @@ def _walk(key: int, value: Any, path: str, role: Role, depth: int, whole: bool =
             _walk(key, item, f"{path}.{name}", role, depth + 1, whole)
 
 
-def _use_partitioner() -> None:
-    """Let Inductor partition as if nobody watched, unless the user has a partitioner of their own."""
+def prepare() -> None:
+    """Before dynamo runs: it is to leave our own functions alone when they are called from outside a graph, and
+    Inductor is to partition as if nobody watched, unless the user has a partitioner of their own."""
+    global _prepared
+    if _prepared:
+        return
+    _prepared = True
+    from torch._dynamo.eval_frame import skip_code
     from torch._inductor import config
+
+    from mldebug.numerics import _hub
+
+    for function in (_hub._call, _hub._before_forward, _hub._after_forward):
+        skip_code(function.__code__)
 
     if getattr(config, "custom_partitioner_fn", False) is None:
         from mldebug.numerics._partition import Partitioner
@@ -142,11 +167,23 @@ def _use_partitioner() -> None:
         config.custom_partitioner_fn = Partitioner()
 
 
+_prepared = False
+
+
 def _drop_partitioner() -> None:
+    global _prepared
+    _prepared = False
     config = sys.modules.get("torch._inductor.config")
     ours = getattr(config, "custom_partitioner_fn", None)
     if config is not None and type(ours).__module__ == "mldebug.numerics._partition":
         config.custom_partitioner_fn = None  # type: ignore[attr-defined]
+
+
+def has_foreign_hooks() -> bool:
+    """Whether there are global module hooks beside the two of the recorder."""
+    hooks = nn.modules.module
+    ours = len(hooks._global_forward_hooks) == 1 and len(hooks._global_forward_pre_hooks) == 1
+    return not ours or bool(hooks._global_backward_hooks or hooks._global_backward_pre_hooks)
 
 
 def is_strict(site: int) -> bool:
@@ -175,21 +212,26 @@ def forget_graphs() -> None:
 
 
 @_constant
-def _exporting() -> bool:
-    # Asked here and not in the trace, where some versions of dynamo hold torch.compiler.is_exporting() for True.
-    return torch.compiler.is_exporting()
+def _passes(key: int) -> bool:
+    watched = _lookup(key)
+    module = None if watched is None else watched.ref()
+    if module is None or isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)):
+        return False
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return not any(hooks) and module._compiled_call_impl is None and not has_foreign_hooks()
 
 
 @_constant
 def _is_watched(key: int) -> bool:
     watched = _lookup(key)
-    return watched is not None and not watched.muted and not watched.wrapper
+    # Exporting is asked for here: in the trace some versions of dynamo hold torch.compiler.is_exporting() for True.
+    return watched is not None and not watched.muted and not watched.wrapper and not torch.compiler.is_exporting()
 
 
 @_constant
 def _root_site(key: int) -> int:
     watched = _lookup(key)
-    if watched is None or watched.wrapper or watched.name:
+    if watched is None or watched.wrapper or watched.name or torch.compiler.is_exporting():
         return -1
     return _site_index(watched, "", "output")
 
@@ -202,8 +244,7 @@ def _site(key: int, path: str, role: Role) -> int:
 
 
 def _site_index(watched: Watched, path: str, role: Role) -> int:
-    if not _SITES:
-        _use_partitioner()
+    prepare()
     _SITES.append((watched, path, role))
     return len(_SITES) - 1
 

@@ -105,10 +105,15 @@ class Forwards:
             else:
                 self._finish(call)
 
-    def record_compiled(self, watched: Watched, path: str, role: Role, value: Tensor, whole: bool = False) -> None:
-        """A tensor inside a compiled graph, at run time: `value` is its smallest and its largest element, or itself."""
+    def record_compiled(self, watched: Watched, path: str, role: Role, pair: Tensor) -> None:
+        """A tensor inside a compiled graph, at run time: its smallest and its largest element."""
         if self._in_compiled(watched):
-            self._memory.record(watched.compiled_site(path, value.dtype, role), value, known=whole)
+            self._memory.record(watched.compiled_site(path, pair.dtype, role), pair)
+
+    def record_output(self, watched: Watched, path: str, role: Role, value: Tensor) -> None:
+        """What a root returns from inside a compiled graph."""
+        if self._in_compiled(watched):
+            self._record(watched, value, path, role)
 
     def record_rows(self, tensors: Sequence[RowsOf]) -> None:
         """The same for many tensors at once."""

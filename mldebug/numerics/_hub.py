@@ -151,79 +151,100 @@ def _before_forward(module: nn.Module, args: Any) -> None:
     if _is_compiling():
         _compiled.trace_enter(module, args)
         return
-    watched = TABLE.get(id(module))
-    if watched is None:
-        ignored = _IGNORED.get(id(module))
-        if ignored is not None and (ignored[1] or not _inside()):
-            return
-        watched = _unknown(module)
-    while watched is not None:
-        forwards = watched.forwards
-        call = forwards.call
-        if (call is None or forwards.live is not None or watched is call.watched) and _may(watched):
-            forwards.enter(watched, module, args, _kwargs_of_caller)
-        watched = watched.next
+    compiler = _set_compiler(None)
+    try:
+        watched = TABLE.get(id(module))
+        if watched is None:
+            ignored = _IGNORED.get(id(module))
+            if ignored is not None and (ignored[1] or not _inside()):
+                return
+            watched = _unknown(module)
+        while watched is not None:
+            forwards = watched.forwards
+            call = forwards.call
+            if (call is None or forwards.live is not None or watched is call.watched) and _may(watched):
+                forwards.enter(watched, module, args, _kwargs_of_caller)
+            watched = watched.next
+    finally:
+        _set_compiler(compiler)
 
 
 def _after_forward(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
     if _is_compiling():
         _compiled.trace_leave(module, kwargs, output)
         return
-    watched = TABLE.get(id(module))
-    while watched is not None:
-        if replaying is None or _may(watched):
-            watched.forwards.leave(watched, module, args, kwargs, output)
-        watched = watched.next
+    compiler = _set_compiler(None)
+    try:
+        watched = TABLE.get(id(module))
+        while watched is not None:
+            if replaying is None or _may(watched):
+                watched.forwards.leave(watched, module, args, kwargs, output)
+            watched = watched.next
+    finally:
+        _set_compiler(compiler)
+
+
+# A root that is compiled is called by dynamo with its frame evaluation on: it is off while our own code runs, or that
+# would be compiled too. The argument is what to set, the result what was set.
+_set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 def _install_shortcut() -> None:
     """Let calls of watched modules without hooks of their own pass by torch's hook machinery.
 
     With any global hook, torch runs every module call through it: half of what the recorder would cost in Python. The
-    hooks above stay, and do the work wherever the shortcut is not taken: roots, replays, modules that have hooks, code
-    that others patch, compilation.
+    hooks above stay, and do the work wherever the shortcut is not taken: roots, replays, modules that have hooks.
     """
-    original = nn.Module.__call__
-    globals_ = nn.modules.module
-    hooks, pre_hooks = globals_._global_forward_hooks, globals_._global_forward_pre_hooks
-    backward_hooks, backward_pre_hooks = globals_._global_backward_hooks, globals_._global_backward_pre_hooks
-    tracing = torch._C._get_tracing_state
+    global _module_call
+    _module_call = nn.Module.__call__
+    nn.Module.__call__ = _call  # type: ignore[method-assign]
+    _undo.append(_remove_shortcut)
 
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling():  # dynamo traces this function; it must see nothing else of it
-            return original(self, *args, **kwargs)
-        watched = TABLE.get(id(self))
-        if (
-            watched is None
-            or watched.next is not None
-            or replaying is not None
-            or (root := watched.forwards.call) is None
-            or watched is root.watched
-            or watched.forwards.live is not None
-            or self._forward_hooks
-            or self._forward_pre_hooks
-            or self._backward_hooks
-            or self._backward_pre_hooks
-            or self._compiled_call_impl is not None
-            or len(hooks) + len(pre_hooks) != 2
-            or backward_hooks
-            or backward_pre_hooks
-            or tracing() is not None
-        ):
-            return original(self, *args, **kwargs)
-        output = self.forward(*args, **kwargs)
+
+def _remove_shortcut() -> None:
+    if nn.Module.__call__ is _call:
+        nn.Module.__call__ = _module_call  # type: ignore[method-assign]
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and dynamo.unpatched_nn_module_call is _call:
+        dynamo.unpatched_nn_module_call = _module_call  # it was imported meanwhile, and took ours for torch's own
+
+
+_module_call: Callable[..., Any] = nn.Module.__call__
+
+
+def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """nn.Module.__call__ while a recorder is attached."""
+    if _is_compiling():
+        return _compiled.traced_call(self, args, kwargs, _module_call)
+    compiler = _set_compiler(None)
+    watched = TABLE.get(id(self))
+    if (
+        watched is None
+        or watched.next is not None
+        or replaying is not None
+        or (root := watched.forwards.call) is None
+        or watched is root.watched
+        or watched.forwards.live is not None
+        or self._forward_hooks
+        or self._forward_pre_hooks
+        or self._backward_hooks
+        or self._backward_pre_hooks
+        or self._compiled_call_impl is not None
+        or _compiled.has_foreign_hooks()
+        or torch._C._get_tracing_state() is not None
+    ):
+        if self._compiled_call_impl is not None:
+            _compiled.prepare()
+        _set_compiler(compiler)
+        return _module_call(self, *args, **kwargs)
+    _set_compiler(compiler)
+    output = self.forward(*args, **kwargs)
+    _set_compiler(None)
+    try:
         watched.forwards.leave(watched, self, args, kwargs, output)
-        return output
-
-    def undo() -> None:
-        if nn.Module.__call__ is call:
-            nn.Module.__call__ = original  # type: ignore[method-assign]
-        dynamo: Any = sys.modules.get("torch._dynamo.utils")
-        if dynamo is not None and dynamo.unpatched_nn_module_call is call:
-            dynamo.unpatched_nn_module_call = original  # it was imported meanwhile, and took ours for torch's own
-
-    nn.Module.__call__ = call  # type: ignore[method-assign]
-    _undo.append(undo)
+    finally:
+        _set_compiler(compiler)
+    return output
 
 
 def _may(watched: Watched) -> bool:
@@ -266,6 +287,7 @@ def _unknown(module: nn.Module) -> Watched | None:
     """A module that is not in the table: a compiled wrapper, one added since, a root in command mode, or a stranger."""
     original = getattr(module, "_orig_mod", None) if type(module).__name__ == "OptimizedModule" else None
     if original is not None:
+        _compiled.prepare()
         inner = TABLE.get(id(original)) or _unknown(original)
         if inner is not None:
             entry = watch(inner.recorder, module, inner.name, inner.root() or original)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mldebug.numerics._records import Batch, Call, Site
-from mldebug.numerics._rings import SLOTS, HostRing, Ring, extremes_pair, ring_for, spans
+from mldebug.numerics._rings import SLOTS, HostRing, Ring, ring_for, spans
 from mldebug.numerics._stats import Stats
 
 _MASK = SLOTS - 1
@@ -44,11 +44,8 @@ class Memory:
         # What compiled graphs measured and returned in this forward: its memory, what it looked like, its slot.
         self._made: list[tuple[Any, tuple[object, ...], int]] = []
 
-    def record(self, site: Site, tensor: Tensor, known: bool = False) -> None:
-        """Measure a plain tensor (see `_tensors`). The hot path: a few microseconds beside the reduction itself.
-
-        With `known`, it may be one of those that a compiled graph has measured and returned.
-        """
+    def record(self, site: Site, tensor: Tensor) -> None:
+        """Measure a plain tensor (see `_tensors`). The hot path: a few microseconds beside the reduction itself."""
         numel = tensor.numel()
         if not numel:
             return
@@ -63,13 +60,9 @@ class Memory:
         if numel == self._last_numel and self._is_last(tensor):
             self._source[slot] = self._last_slot
             return
-        if known:
-            made = self._known_slot(tensor)
-            if made >= 0:
-                self._source[slot] = made
-                return
-            if not tensor.is_contiguous():
-                tensor = extremes_pair(tensor)  # a dense copy may be gigabytes
+        if self._made and (made := self._known_slot(tensor)) >= 0:
+            self._source[slot] = made
+            return
         self._source[slot] = slot
         ring = self._rings.get(device)
         if ring is None:
@@ -183,7 +176,11 @@ class Memory:
         for device, group in groups.items():
             stats = self._rings[device].stats([self._source[number & _MASK] for number in group])
             found.update(zip(group, stats, strict=True))
-        return [_extremes(found[number]) if self.site(number).extremes else found[number] for number in numbers]
+        return [_extremes(found[number]) if self._is_extremes(number) else found[number] for number in numbers]
+
+    def _is_extremes(self, number: int) -> bool:
+        site = self._sites[self._source[number & _MASK]]
+        return site is not None and site.extremes
 
     def bad(self, numbers: Sequence[int]) -> list[int]:
         """Those of the records that hold NaN, inf, or a -inf that cannot be a mask's."""

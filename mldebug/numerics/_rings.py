@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from mldebug.numerics._stats import LIMIT, NEAR, TINY, Stats, full
 from mldebug.numerics._triton_ring import DTYPES, TritonRing
 
+_COPY = 8 << 20  # bytes that are copied at a time, to measure a tensor with gaps
 SLOTS = 1 << 16  # circular part; a GPT-2 124M step takes about 320
 _INF = math.inf
 
@@ -160,7 +161,9 @@ class CudaRing:
         if tensor.dtype not in DTYPES:
             tensor = extremes_pair(tensor.detach())
         elif not tensor.is_contiguous():
-            tensor = dense(tensor.detach())
+            for part in pieces(tensor.detach()):
+                self._ring.record(part, slot, strict=strict)
+            return
         self._ring.record(tensor, slot, strict=strict)
 
     def record_many(self, tensors: Sequence[Tensor], base: int, strict: bool = False) -> None:
@@ -188,12 +191,27 @@ def ring_for(device: torch.device) -> Ring:
     return TorchRing(device)
 
 
-def dense(tensor: Tensor) -> Tensor:
-    """A contiguous tensor of the same values (in any order, repeated ones once); a view wherever that is possible."""
+def dense(tensor: Tensor, copy: bool = True) -> Tensor:
+    """A contiguous tensor of the same values (in any order, repeated ones once); a view wherever that is possible.
+
+    Without `copy`, where it is not, a view that is not contiguous.
+    """
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)
-    return tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True)).contiguous()
+    tensor = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    return tensor.contiguous() if copy else tensor
+
+
+def pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """Contiguous tensors that together hold the values of one; where they must be copied, a small part at a time."""
+    if tensor.nbytes <= _COPY or (dim := next((d for d, n in enumerate(tensor.shape) if n > 1), None)) is None:
+        yield dense(tensor)
+    elif (whole := dense(tensor, copy=False)).is_contiguous():
+        yield whole
+    else:
+        for half in tensor.chunk(2, dim):
+            yield from pieces(half)
 
 
 def extremes_pair(tensor: Tensor) -> Tensor:
