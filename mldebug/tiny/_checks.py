@@ -116,10 +116,15 @@ _SAVED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", to
 
 def _shapes(model: Any, reference: Callable[[], Any] | None) -> tuple[bool, str]:
     """No matrix may have become much wider than it is: a size that was left behind shows here."""
+    rows = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    vocab = model.config.get_text_config().to_dict().get("vocab_size")
     wide = {
         name: tuple(tensor.shape)
         for name, tensor in model.named_parameters()
-        if tensor.dim() == 2 and tensor.shape[0] > 16 * tensor.shape[1]
+        if tensor.dim() == 2
+        and tensor.shape[0] > 16 * tensor.shape[1]
+        and id(tensor) not in rows
+        and tensor.shape[0] != vocab  # tables of a vocabulary are as long as it is
     }
     if not wide:
         return True, "no matrix has more than 16 times as many outputs as inputs"
@@ -279,10 +284,8 @@ def _generate(subject: Subject, model: Any, inputs: Mapping[str, Any]) -> tuple[
 
 def _backward(model: Any, inputs: Mapping[str, Any]) -> tuple[bool, str]:
     model.zero_grad()
-    loss = loss_of(_outputs(model, inputs))
-    if loss is None:
+    if _gradients(model, inputs, loss_of) is None:
         return False, "no output of the forward has a gradient"
-    loss.backward()  # type: ignore[no-untyped-call]
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     without = [name for name, parameter in named if parameter.grad is None]
     bad = [
@@ -303,15 +306,33 @@ def _backward(model: Any, inputs: Mapping[str, Any]) -> tuple[bool, str]:
     return True, f"all {len(named)} parameters got a gradient"
 
 
-def _outputs(model: Any, inputs: Mapping[str, Any]) -> Any:
-    """In eval mode, without dropout; a few classes refuse gradients there and are trained as they want it."""
+def _gradients(model: Any, inputs: Mapping[str, Any], objective: Callable[[Any], Any]) -> float | None:
+    """Forward and backward; the loss, or None where there is none that has a gradient. In eval mode, without dropout:
+    only the few classes that refuse gradients there are trained as they want it."""
     try:
-        return model(**inputs)
+        loss = objective(model(**inputs))
+        if loss is None or not loss.requires_grad:
+            return None
+        loss.backward()
     except AssertionError as exc:
         if "train" not in str(exc) or model.training:
             raise
         model.train()
-        return model(**inputs)
+        return _gradients(model, inputs, objective)
+    return float(loss.detach())
+
+
+def _objective(outputs: Any) -> torch.Tensor | None:
+    """The loss; without one the distance of all outputs from fixed random numbers, which any model can make smaller."""
+    if (outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)) is not None:
+        return loss_of(outputs)
+    generator = torch.Generator().manual_seed(0)
+    far = [
+        (tensor.float() - torch.randn(tensor.shape, generator=generator))[torch.isfinite(tensor)].square().mean()
+        for tensor in float_tensors(outputs)
+        if tensor.requires_grad and bool(torch.isfinite(tensor).any())
+    ]
+    return torch.stack(far).sum() if far else None
 
 
 def _loss_falls(model: Any, inputs: Mapping[str, Any]) -> tuple[bool, str]:
@@ -338,14 +359,13 @@ def _train(model: Any, inputs: Mapping[str, Any], rate: float) -> list[float]:
     with torch.random.fork_rng(devices=[]):
         for _step in range(STEPS + 1):
             torch.manual_seed(0)  # what a forward draws is the same each time
-            loss = loss_of(_outputs(model, inputs))
-            if loss is None or not loss.requires_grad:
-                break
-            losses.append(float(loss.detach()))
-            if not math.isfinite(losses[-1]) or losses[-1] < losses[0] - 0.1 * abs(losses[0]):
-                break
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss = _gradients(model, inputs, _objective)
+            if loss is None:
+                break
+            losses.append(loss)
+            if not math.isfinite(loss) or loss < losses[0] - 0.1 * abs(losses[0]):
+                break
             optimizer.step()
     return losses
 

@@ -119,7 +119,11 @@ def check_diff(model: Any, source: Mapping[str, Any], changes: Mapping[str, tupl
     """The tiny config differs from the source's only in what the shrinker says that it changed."""
     tiny = model.config.to_dict()
     whole = _with_defaults(model, source)
-    differing = [path for path, _old, _new in differences(whole, tiny) if path.rpartition(".")[2] not in _UNIMPORTANT]
+    differing = [
+        path
+        for path, old, new in differences(whole, tiny)
+        if path.rpartition(".")[2] not in _UNIMPORTANT and not (old is None and type(new) is int)  # follows from sizes
+    ]
     declared = set(changes)
     odd = [path for path in differing if path not in declared and not _inside(path, declared)]
     if odd:

@@ -14,7 +14,9 @@ def loss_of(outputs: Any) -> torch.Tensor | None:
     if isinstance(loss, torch.Tensor) and loss.is_floating_point():
         return loss.mean() if loss.dim() else loss
     squares = [
-        tensor.float().square().mean() for tensor in float_tensors(outputs) if tensor.requires_grad and tensor.numel()
+        tensor.float()[torch.isfinite(tensor)].square().mean()  # masked logits may be -inf
+        for tensor in float_tensors(outputs)
+        if tensor.requires_grad and bool(torch.isfinite(tensor).any())
     ]
     return torch.stack(squares).sum() if squares else None
 

@@ -109,11 +109,14 @@ class Facts:
     @property
     def length(self) -> int:
         most = self.positions or 1 << 30
-        padding = self.number("pad_token_id", within=TEXT)
-        slack = (
-            padding + 1 if "roberta" in self.config.model_type or "roberta" in type(self.model).__name__.lower() else 0
-        )
+        slack = max((places.padding_idx + 1 for places in self._places() if places.padding_idx is not None), default=0)
         return max(1, min(self.asked_length or 16, most - slack))
+
+    def _places(self) -> Iterator[torch.nn.Embedding]:
+        """Embeddings of positions. Those that keep a row for padding start to count behind it."""
+        for name, module in self.model.named_modules():
+            if isinstance(module, torch.nn.Embedding) and name.endswith(("position_embeddings", "embed_positions")):
+                yield module
 
     # --- images
 

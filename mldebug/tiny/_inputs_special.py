@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -92,6 +93,23 @@ def _sound_only(_facts: Facts, made: Values) -> None:
     made["input_ids"] = made["attention_mask"] = None
 
 
+def _frames_in_batch(facts: Facts, made: Values) -> None:
+    """The frames of a video are rows of the batch."""
+    made["pixel_values"] = facts.floats(facts.number("num_frames", default=8), facts.channels, *facts.size)
+
+
+def _language(facts: Facts, made: Values) -> None:
+    made["lang_ids"] = torch.zeros(facts.batch, dtype=torch.long)
+
+
+def _reformer(facts: Facts, made: Values) -> None:
+    """Trained only at the one length that its axial positions make."""
+    length = math.prod(facts.config.axial_pos_shape)
+    if facts.config.axial_pos_embds and length <= 4096:
+        made["input_ids"] = facts.ids(facts.batch, length)
+        made["attention_mask"] = torch.ones_like(made["input_ids"])
+
+
 SPECIAL: dict[str, Callable[[Facts, Values], None]] = {
     "csm_depth_decoder_model": _csm_depth,
     "dia": _dia,
@@ -102,8 +120,11 @@ SPECIAL: dict[str, Callable[[Facts, Values], None]] = {
     "qwen2_5_omni_audio_encoder": _audio_lengths,
     "qwen3_omni_moe_audio_encoder": _audio_lengths,
     "rag": _rag,
+    "reformer": _reformer,
     "seggpt": _seggpt,
     "speech-encoder-decoder": _speech,
     "splinter": _splinter,
     "voxtral_realtime": _realtime,
+    "xclip_vision_model": _frames_in_batch,
+    "xmod": _language,
 }

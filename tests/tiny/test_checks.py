@@ -152,9 +152,13 @@ class TestShapes:
         assert "model.layers.0.self_attn.q_proj.weight (1024, 8) was (4096, 4096)" in found["shapes"].why
 
     def test_what_is_wide_in_the_source_may_be_wide(self, tmp_path: Path) -> None:
-        fields = {"vocab_size": 4000, "hidden_size": 32}
+        fields = {"hidden_size": 8, "intermediate_size": 400}
         found = checks(llama(**fields), tmp_path, reference=lambda: llama(**fields))
         assert found["shapes"].ok and found["shapes"].why == "wide matrices are wide in the source too"
+
+    def test_tables_of_a_vocabulary_are_left_out(self, tmp_path: Path) -> None:
+        found = checks(llama(vocab_size=4000), tmp_path)
+        assert found["shapes"].ok and found["shapes"].why.startswith("no matrix")
 
 
 class TestReload:
