@@ -13,7 +13,7 @@ from typing import Any
 
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.tiny._quirks import CLASSES
-from mldebug.tiny._shrink import Shrunk, get_path, set_path
+from mldebug.tiny._shrink import Shrunk, set_path
 
 SEARCH_SECONDS = 20.0  # for finding which field broke a build
 LARGEST = 30_000_000  # parameters that are built for real; a model with a field undone may have more
@@ -44,8 +44,8 @@ def build(
         build(shrink(resolve("llama").config)).model
     """
     notes: list[str] = []
+    cls = class_of(shrunk.config, model_class, trust_remote_code)
     try:
-        cls = class_of(shrunk.config, model_class, trust_remote_code)
         return Built(_make(cls, shrunk.config, dtype, seed, notes), shrunk, notes)
     except MldebugError:
         raise
@@ -54,11 +54,13 @@ def build(
     if isinstance(failure, ImportError):
         raise MldebugError(_package(failure), "install that package") from failure
     undone, culprits = _undo(shrunk, cls, failure, trust_remote_code)
-    named = ", ".join(f"{path} ({shrunk.changes[path][1]!r} back to {shrunk.changes[path][0]!r})" for path in culprits[:4])
+    named = ", ".join(
+        f"{path} ({shrunk.changes[path][1]!r} back to {shrunk.changes[path][0]!r})" for path in culprits[:4]
+    )
     count = _parameters_on_meta(cls, undone.config)
     if count > LARGEST:
         raise MldebugError(
-            f"{cls.__name__} cannot be built small: {_says(failure)}; it needs {named}, which makes {count:,} parameters",
+            f"{cls.__name__} cannot be built small: {_says(failure)}; it needs {named}, which is {count:,} parameters",
             f"set the field yourself, such as --set {culprits[0]}=...",
         ) from failure
     notes.append(f"{_says(failure)}: so not shrunk: {named}")
@@ -76,15 +78,26 @@ def class_of(config: Mapping[str, Any], model_class: str | None = None, trust_re
             import difflib
 
             near = difflib.get_close_matches(model_class, dir(transformers), 1)
-            raise UsageError(f"transformers has no class {model_class}", f"did you mean {near[0]}?" if near else "see its documentation")
+            raise UsageError(
+                f"transformers has no class {model_class}",
+                f"did you mean {near[0]}?" if near else "see its documentation",
+            )
         return _concrete(found, config)
     auto_map = config.get("auto_map")
     if trust_remote_code and isinstance(auto_map, Mapping):
-        for key in ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel"):
+        for key in (
+            "AutoModelForCausalLM",
+            "AutoModelForImageTextToText",
+            "AutoModelForSeq2SeqLM",
+            "AutoModelForMaskedLM",
+            "AutoModel",
+        ):
             if key in auto_map:
                 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-                return get_class_from_dynamic_module(auto_map[key], str(config.get("_name_or_path") or "."), local_files_only=True)
+                return get_class_from_dynamic_module(
+                    auto_map[key], str(config.get("_name_or_path") or "."), local_files_only=True
+                )
     for name in config.get("architectures") or ():
         found = getattr(transformers, str(name), None)
         if inspect.isclass(found):
@@ -98,10 +111,15 @@ def class_of(config: Mapping[str, Any], model_class: str | None = None, trust_re
         found = getattr(transformers, name, None) if name else None
         if found is not None:
             return found
+    if isinstance(auto_map, Mapping) and not trust_remote_code:
+        raise MldebugError(
+            f"the code of {model_type} comes with its config", "read that code, then --trust-remote-code"
+        )
     found = _by_config_class(model_type)
     if found is None:
         raise MldebugError(
-            f"transformers has no model class for the type {model_type}", "it is part of another model: name that, or give a model class"
+            f"transformers has no model class for the type {model_type}",
+            "it is part of another model: name that, or give a model class",
         )
     return found
 
@@ -109,22 +127,23 @@ def class_of(config: Mapping[str, Any], model_class: str | None = None, trust_re
 # The auto classes in the order in which their model is the most complete one. MODEL comes last: it has no head.
 _TABLES = (
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_PRETRAINING_MAPPING_NAMES", "MODEL_FOR_RNNT_MAPPING_NAMES",
-    "MODEL_FOR_TDT_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES", "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES",
-    "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES", "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
-    "MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING_NAMES", "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
-    "MODEL_FOR_INSTANCE_SEGMENTATION_MAPPING_NAMES", "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES", "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
-    "MODEL_FOR_KEYPOINT_DETECTION_MAPPING_NAMES", "MODEL_FOR_KEYPOINT_MATCHING_MAPPING_NAMES",
-    "MODEL_FOR_MASK_GENERATION_MAPPING_NAMES", "MODEL_FOR_TEXT_RECOGNITION_MAPPING_NAMES",
-    "MODEL_FOR_TABLE_RECOGNITION_MAPPING_NAMES", "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES",
-    "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
+    "MODEL_FOR_RNNT_MAPPING_NAMES", "MODEL_FOR_TDT_MAPPING_NAMES", "MODEL_FOR_CTC_MAPPING_NAMES",
+    "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES", "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES",
+    "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES", "MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING_NAMES",
+    "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES", "MODEL_FOR_INSTANCE_SEGMENTATION_MAPPING_NAMES",
+    "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES", "MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES",
+    "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES", "MODEL_FOR_KEYPOINT_DETECTION_MAPPING_NAMES",
+    "MODEL_FOR_KEYPOINT_MATCHING_MAPPING_NAMES", "MODEL_FOR_MASK_GENERATION_MAPPING_NAMES",
+    "MODEL_FOR_TEXT_RECOGNITION_MAPPING_NAMES", "MODEL_FOR_TABLE_RECOGNITION_MAPPING_NAMES",
+    "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_TO_IMAGE_MAPPING_NAMES", "MODEL_FOR_IMAGE_MATTING_MAPPING_NAMES", "MODEL_FOR_POSE_ESTIMATION_MAPPING_NAMES",
-    "MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING_NAMES", "MODEL_FOR_DECISION_MAPPING_NAMES", "MODEL_FOR_RETRIEVAL_MAPPING_NAMES",
-    "MODEL_MAPPING_NAMES", "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES", "MODEL_FOR_IMAGE_MAPPING_NAMES",
-    "MODEL_FOR_AUDIO_TOKENIZATION_NAMES", "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_BACKBONE_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TO_IMAGE_MAPPING_NAMES", "MODEL_FOR_IMAGE_MATTING_MAPPING_NAMES",
+    "MODEL_FOR_POSE_ESTIMATION_MAPPING_NAMES", "MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING_NAMES",
+    "MODEL_FOR_DECISION_MAPPING_NAMES", "MODEL_FOR_RETRIEVAL_MAPPING_NAMES", "MODEL_MAPPING_NAMES",
+    "MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES", "MODEL_FOR_IMAGE_MAPPING_NAMES", "MODEL_FOR_AUDIO_TOKENIZATION_NAMES",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "MODEL_FOR_BACKBONE_MAPPING_NAMES",
 )  # fmt: skip
 
 
@@ -144,7 +163,9 @@ def _concrete(found: Any, config: Mapping[str, Any]) -> Any:
         return found
     config_class = CONFIG_MAPPING[str(config.get("model_type"))]
     if config_class not in mapping:
-        raise UsageError(f"{found.__name__} has no model for the type {config.get('model_type')}", "choose another class, or none")
+        raise UsageError(
+            f"{found.__name__} has no model for the type {config.get('model_type')}", "choose another class, or none"
+        )
     made = mapping[config_class]
     return made[0] if isinstance(made, (list, tuple)) else made
 
@@ -154,6 +175,8 @@ def _by_config_class(model_type: str) -> Any:
     from transformers import PreTrainedModel
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    if model_type not in CONFIG_MAPPING:
+        return None
     config_class = CONFIG_MAPPING[model_type]
     package = config_class.__module__.rpartition(".")[0]
     try:
@@ -172,10 +195,12 @@ def _by_config_class(model_type: str) -> Any:
 
 def config_of(config: Mapping[str, Any], cls: Any = None) -> Any:
     """The config object of a plain config."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_type = str(config.get("model_type"))
-    config_class = CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING_NAMES and not config.get("auto_map") else cls.config_class
+    config_class = (
+        CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING and not config.get("auto_map") else cls.config_class
+    )
     return config_class.from_dict(copy.deepcopy(dict(config)))
 
 
@@ -237,18 +262,19 @@ def _seeded(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nan_memory() -> Iterator[None]:
-    """Memory that nobody sets is NaN, so that what a class forgets to initialise is seen and does not depend on chance."""
+    """Memory that nobody sets is NaN: what a class forgets to initialise is seen, and does not depend on chance."""
     import torch
 
+    memory: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    filled = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    memory.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
 
 
 def _fill_lost(model: Any) -> list[str]:
@@ -259,7 +285,11 @@ def _fill_lost(model: Any) -> list[str]:
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.is_floating_point() and not tensor.is_meta and bool(torch.isnan(tensor).any()):
-                tensor.copy_(torch.where(torch.isnan(tensor), torch.randn(tensor.shape, dtype=torch.float32).to(tensor) * 0.02, tensor))
+                tensor.copy_(
+                    torch.where(
+                        torch.isnan(tensor), torch.randn(tensor.shape, dtype=torch.float32).to(tensor) * 0.02, tensor
+                    )
+                )
                 lost.append(name)
     return lost
 
@@ -270,8 +300,8 @@ def _fill_lost(model: Any) -> list[str]:
 def _undo(shrunk: Shrunk, cls: Any, failure: Exception, trust_remote_code: bool) -> tuple[Shrunk, list[str]]:
     """`shrunk` with as few fields as possible back at full size, so that it builds; and those fields.
 
-    Only the meta device is used. One field alone is tried first, then whole nested configs, then all fields, of which as
-    many as possible are shrunk again.
+    Only the meta device is used. One field alone is tried first, then whole nested configs, then all fields, of which
+    as many as possible are shrunk again.
     """
     deadline = time.monotonic() + SEARCH_SECONDS
     source = _with(shrunk, list(shrunk.changes))
@@ -283,7 +313,9 @@ def _undo(shrunk: Shrunk, cls: Any, failure: Exception, trust_remote_code: bool)
         ) from failure
     paths = [path for path in shrunk.changes if path not in shrunk.pinned]
     levels = sorted({path.rpartition(".")[0] for path in paths})
-    groups = [[path] for path in paths] + [[path for path in paths if path.startswith(f"{level}.")] for level in levels if level]
+    groups = [[path] for path in paths] + [
+        [path for path in paths if path.startswith(f"{level}.")] for level in levels if level
+    ]
     found: list[tuple[int, list[str]]] = []
     for group in groups:
         if time.monotonic() > deadline or (found and len(group) > 1):
@@ -302,7 +334,9 @@ def _undo(shrunk: Shrunk, cls: Any, failure: Exception, trust_remote_code: bool)
             back = fewer
     tried = _with(shrunk, back)
     if (wrong := _fails(cls, tried.config)) is not None:
-        raise MldebugError(f"{cls.__name__} cannot be built with what was set: {_says(wrong)}", "change or leave out what --set gives")
+        raise MldebugError(
+            f"{cls.__name__} cannot be built with what was set: {_says(wrong)}", "change or leave out what --set gives"
+        )
     return tried, back
 
 
@@ -345,6 +379,3 @@ def _package(exc: ImportError) -> str:
 
 def _missing(exc: Exception, model_type: str) -> str:
     return f"a field is missing or wrong: give a folder with the config.json of a {model_type} model"
-
-
-__all__ = ["Built", "build", "class_of", "config_of", "get_path"]

@@ -1,4 +1,4 @@
-"""What fields must be to each other. Met after the roles have had their say, by the sizes of the source and the new ones."""
+"""What fields must be to each other. Met after the roles have had their say, by the source's sizes and the new ones."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mldebug.tiny._images import meet_images
 from mldebug.tiny._quirks import SECTIONS
 from mldebug.tiny._roles import Level, is_int, is_ints, role_of
 
 if TYPE_CHECKING:
     from mldebug.tiny._shrink import Setter
 
-POSITIONS = 128
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "hidden_dim", "emb_dim", "width")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "encoder_attention_heads")
 
 
 def meet(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> None:
     """Meet every constraint that the source meets."""
-    _positions(tree, setter)
-    _images(tree, before, setter)
-    _image_tokens(tree, before, setter)
-    _towers(tree, before, setter)
+    meet_images(tree, before, setter)
     for level in tree:
         source = before[level.path].fields if level.path in before else {}
         for rule in (_heads, _linear_heads, _head_sums, _experts, _mamba, _stages, _rope, _groups):
@@ -47,17 +44,23 @@ def _heads(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
             continue
         width = _width_of(key, fields) or hidden
         if source.get(width, 0) % max(1, source.get(key) or 1) == 0 and fields[width] % value:
-            setter.set(level, key, next(count for count in (value, 4, 2, 1) if count <= value and fields[width] % count == 0))
+            setter.set(
+                level, key, next(count for count in (value, 4, 2, 1) if count <= value and fields[width] % count == 0)
+            )
     for key, value in list(fields.items()):
         if role_of(key, value) == "kv" and is_int(value) and value > 0:
             partner = first(fields, (key.replace("key_value", "attention"), *_HEADS))
             if partner and source.get(partner, 0) % max(1, source.get(key, 1)) == 0 and fields[partner] % value:
-                setter.set(level, key, next(count for count in range(min(value, fields[partner]), 0, -1) if fields[partner] % count == 0))
+                setter.set(
+                    level,
+                    key,
+                    next(count for count in range(min(value, fields[partner]), 0, -1) if fields[partner] % count == 0),
+                )
 
 
 def _width_of(key: str, fields: Mapping[str, Any]) -> str | None:
     """The width that heads with a prefix of their own belong to, such as decoder_hidden_size."""
-    prefix = key.split("_")[0]
+    prefix = key.split("_", maxsplit=1)[0]
     return first(fields, tuple(f"{prefix}_{name}" for name in ("hidden_size", "embed_dim", "dim", "hidden_dim")))
 
 
@@ -67,7 +70,14 @@ def _head_sums(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
     if is_int(nope) and is_int(rope) and is_int(fields.get("qk_head_dim")):
         setter.set(level, "qk_head_dim", int(nope or 0) + int(rope or 0))
     if is_int(fields.get("head_dim")) and is_int(source.get("head_dim")):
-        for other in ("qk_rope_head_dim", "qk_head_dim", "v_head_dim", "query_pre_attn_scalar", "kv_channels", "attention_head_dim"):
+        for other in (
+            "qk_rope_head_dim",
+            "qk_head_dim",
+            "v_head_dim",
+            "query_pre_attn_scalar",
+            "kv_channels",
+            "attention_head_dim",
+        ):
             if source.get(other) == source["head_dim"]:
                 setter.set(level, other, fields["head_dim"])
         if is_int(source.get("query_pre_attn_scalar")) and source["query_pre_attn_scalar"] != source["head_dim"]:
@@ -80,11 +90,14 @@ def _head_sums(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
     hidden, wide = source.get("hidden_size"), source.get("attention_hidden_size")
     if is_int(hidden) and is_int(wide) and hidden and wide and int(wide or 0) % int(hidden or 1) == 0:
         setter.set(level, "attention_hidden_size", int(wide or 0) // int(hidden or 1) * fields["hidden_size"])
-        if is_int(source.get("attention_head_dim")) and source["attention_head_dim"] * source["num_attention_heads"] == wide:
+        if (
+            is_int(source.get("attention_head_dim"))
+            and source["attention_head_dim"] * source["num_attention_heads"] == wide
+        ):
             setter.set(level, "attention_head_dim", fields["attention_hidden_size"] // fields["num_attention_heads"])
-    if is_int(source.get("hidden_size")) and is_int(source.get("num_attention_heads")) and is_int(source.get("attention_head_size")):
-        if source["attention_head_size"] * source["num_attention_heads"] == source["hidden_size"]:
-            setter.set(level, "attention_head_size", fields["hidden_size"] // fields["num_attention_heads"])
+    sizes = [source.get(name) for name in ("hidden_size", "num_attention_heads", "attention_head_size")]
+    if all(map(is_int, sizes)) and sizes[1] * sizes[2] == sizes[0]:  # type: ignore[operator]
+        setter.set(level, "attention_head_size", fields["hidden_size"] // fields["num_attention_heads"])
 
 
 def _linear_heads(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
@@ -105,13 +118,17 @@ def _rope(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
             if level.type in SECTIONS and name == "rope_parameters" and "mrope_section" not in fields[name] and size:
                 default = SECTIONS[level.type]
                 part = fields[name].get("partial_rotary_factor", 1.0)
-                fields[name]["mrope_section"] = spread(default, max(1, int(size * part) // 2)) if size < old_size else default
+                fields[name]["mrope_section"] = (
+                    spread(default, max(1, int(size * part) // 2)) if size < old_size else default
+                )
                 continue
             for place in _rope_dicts(fields[name]):
                 _one_rope(place, size, old_size, level, source)
     for name in ("mrope_section", "rope_section", "xdrope_section"):
         if is_ints(fields.get(name)) and size and old_size:
-            setter.set(level, name, spread(fields[name], max(len(fields[name]), round(sum(fields[name]) * size / old_size))))
+            setter.set(
+                level, name, spread(fields[name], max(len(fields[name]), round(sum(fields[name]) * size / old_size)))
+            )
 
 
 def head_size(fields: Mapping[str, Any]) -> float:
@@ -140,7 +157,9 @@ def _one_rope(place: dict[str, Any], size: float, old_size: float, level: Level,
     original = place.get("original_max_position_embeddings")
     now, old = level.fields.get("max_position_embeddings"), source.get("max_position_embeddings")
     if is_int(original) and is_int(now) and is_int(old) and old and now != old:
-        place["original_max_position_embeddings"] = max(1, min(int(original or 1), math.ceil(int(original or 1) * int(now or 1) / int(old or 1))))
+        place["original_max_position_embeddings"] = max(
+            1, min(int(original or 1), math.ceil(int(original or 1) * int(now or 1) / int(old or 1)))
+        )
 
 
 def spread(parts: list[int], total: int) -> list[int]:
@@ -163,8 +182,12 @@ def spread(parts: list[int], total: int) -> list[int]:
 def _experts(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
     """Fewer experts are used than there are where that was so, and groups of experts stay groups."""
     fields = level.fields
-    count = next((key for key, value in fields.items() if role_of(key, value) == "experts" and is_int(value) and value > 0), None)
-    top = next((key for key, value in fields.items() if role_of(key, value) == "topk" and is_int(value) and value > 0), None)
+    count = next(
+        (key for key, value in fields.items() if role_of(key, value) == "experts" and is_int(value) and value > 0), None
+    )
+    top = next(
+        (key for key, value in fields.items() if role_of(key, value) == "topk" and is_int(value) and value > 0), None
+    )
     if count is None:
         return
     groups = first(fields, ("n_group", "num_expert_group", "num_expert_groups"))
@@ -172,7 +195,12 @@ def _experts(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
         setter.set(level, groups, 2)
         if is_int(fields.get("topk_group")):
             setter.set(level, "topk_group", 1 if source.get("topk_group", 1) < source.get(groups, 1) else 2)
-    if top is not None and is_int(source.get(top)) and source[top] < source.get(count, 0) and fields[top] >= fields[count]:
+    if (
+        top is not None
+        and is_int(source.get(top))
+        and source[top] < source.get(count, 0)
+        and fields[top] >= fields[count]
+    ):
         setter.set(level, top, max(1, fields[count] - 1))
     elif top is not None and fields[top] > fields[count]:
         setter.set(level, top, fields[count])
@@ -185,7 +213,11 @@ def _mamba(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
         if is_int(fields.get(state)) and fields[state] > 16:
             setter.set(level, state, 16)
     for chunk in ("mamba_chunk_size", "chunk_size"):
-        if is_int(fields.get(chunk)) and fields[chunk] > 16 and any("mamba" in name or "ssm" in name or name == "state_size" for name in fields):
+        if (
+            is_int(fields.get(chunk))
+            and fields[chunk] > 16
+            and any("mamba" in name or "ssm" in name or name == "state_size" for name in fields)
+        ):
             setter.set(level, chunk, 16)
     hidden = first(fields, _HIDDEN)
     for heads, size, expand, inner in (
@@ -204,7 +236,9 @@ def _mamba(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
             setter.set(level, size, 16 if int(width or 0) % 16 == 0 else 8)
             setter.set(level, heads, max(1, int(width or 0) // fields[size]))
     for groups in ("mamba_n_groups", "n_groups", "mamba_ngroups"):
-        heads = next((name for name in ("mamba_n_heads", "mamba_num_heads", "num_heads") if is_int(fields.get(name))), "")
+        heads = next(
+            (name for name in ("mamba_n_heads", "mamba_num_heads", "num_heads") if is_int(fields.get(name))), ""
+        )
         if is_int(fields.get(groups)) and heads and fields[groups] > 1 and fields[heads] % fields[groups]:
             setter.set(level, groups, 2 if fields[heads] % 2 == 0 else 1)
     for rank in ("time_step_rank", "mamba_dt_rank"):
@@ -216,7 +250,12 @@ def _stages(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
     """A width that doubles with each stage ends as the last stage's."""
     fields = level.fields
     depths = fields.get("depths")
-    if is_ints(depths) and is_int(fields.get("embed_dim")) and is_int(source.get("hidden_size")) and is_int(source.get("embed_dim")):
+    if (
+        is_ints(depths)
+        and is_int(fields.get("embed_dim"))
+        and is_int(source.get("hidden_size"))
+        and is_int(source.get("embed_dim"))
+    ):
         factor = 2 ** (len(depths or []) - 1)
         if source["hidden_size"] == source["embed_dim"] * factor:
             setter.set(level, "embed_dim", 8)
@@ -229,7 +268,10 @@ def _groups(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
     """Groups of convolutions and norms divide the width, which is that of their prefix where there is one."""
     fields = level.fields
     for key, value in list(fields.items()):
-        if not (is_int(value) and value > 1 and key.endswith("_groups") or key == "num_groups" and is_int(value)) or "key_value" in key:
+        if (
+            not ((is_int(value) and value > 1 and key.endswith("_groups")) or (key == "num_groups" and is_int(value)))
+            or "key_value" in key
+        ):
             continue
         hidden = _width_of(key, fields) or first(fields, _HIDDEN)
         if hidden is None:
@@ -239,119 +281,3 @@ def _groups(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
             width = fields[hidden] if source.get(hidden, 0) % value == 0 else 0
         if width and width % value:
             setter.set(level, key, next(count for count in (16, 8, 4, 2, 1) if width % count == 0))
-
-
-# --- positions and images
-
-
-def _positions(tree: Sequence[Level], setter: Setter) -> None:
-    for level in tree:
-        for key, value in list(level.fields.items()):
-            if role_of(key, value) == "positions" and is_int(value) and value > POSITIONS:
-                setter.set(level, key, POSITIONS)
-    for level in tree:
-        original, now = level.fields.get("original_max_position_embeddings"), level.fields.get("max_position_embeddings")
-        if is_int(original) and is_int(now) and original == now:
-            setter.set(level, "original_max_position_embeddings", max(1, int(original or 1) // 4))
-
-
-def _images(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> None:
-    """Images of 4 by 4 patches, or of what the stages divide; the same new size wherever it was the same."""
-    sizes: dict[int, int] = {}
-    fields = [
-        (level, key, value) for level in tree for key, value in level.fields.items()
-        if role_of(key, value) == "image" or (key in ("image_size", "img_size", "size") and isinstance(value, dict))
-    ]  # fmt: skip
-    for level, _key, value in fields:
-        unit = _image_unit(level, tree)
-        for item in value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]:
-            if is_int(item) and item > unit:
-                sizes[item] = min(item, max(sizes.get(item, 0), unit))
-    for level, key, value in fields:
-        if isinstance(value, dict):
-            new: Any = {name: sizes.get(item, item) for name, item in value.items()}
-        else:
-            new = [sizes.get(item, item) for item in value] if isinstance(value, list) else sizes.get(value, value)
-        if new != value:
-            setter.set(level, key, new)
-
-
-def _towers(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> None:
-    """What a tower gives out is as wide as the text takes it in, and grids follow the size of the image."""
-    text = next((level for level in tree if level.name in ("text_config", "llm_config", "language_config") and level.number("hidden_size")), None)
-    for level in tree:
-        source = before[level.path].fields if level.path in before else {}
-        fields = level.fields
-        same = text is not None and level.parent is text.parent and level is not text
-        if same and text is not None and is_int(fields.get("out_hidden_size")):
-            setter.set(level, "out_hidden_size", text.number("hidden_size"))
-        tower = next((other for other in tree if other.parent is level and other.name == "vision_config" and other.path in before), None)
-        if tower is not None and level.number("out_hidden_size") and is_int(source.get("out_hidden_size")):
-            old = before[tower.path].number("hidden_size")
-            if old and source["out_hidden_size"] % old == 0:
-                setter.set(level, "out_hidden_size", source["out_hidden_size"] // old * tower.number("hidden_size"))
-        if level.number("image_embedding_size") and level.number("image_size") and level.number("patch_size"):
-            setter.set(level, "image_embedding_size", fields["image_size"] // fields["patch_size"])
-        hidden = source.get("hidden_size") if is_int(source.get("hidden_size")) else 0
-        if hidden and is_int(source.get("vision_output_dim")) and source["vision_output_dim"] % hidden == 0:
-            setter.set(level, "vision_output_dim", source["vision_output_dim"] // hidden * fields["hidden_size"])
-        if level.number("num_pos_feats") and level.parent is not None:
-            decoder = next((other for other in tree if other.parent is level.parent and other.name == "mask_decoder_config"), None)
-            if decoder is not None:
-                setter.set(level, "num_pos_feats", decoder.number("hidden_size") // 2)
-    ratio = _image_ratio(tree, before)
-    if ratio is not None:
-        for level in tree:
-            for key in ("backbone_feature_sizes", "image_grid_pinpoints", "memory_attention_rope_feat_sizes"):
-                value = level.fields.get(key)
-                if isinstance(value, list) and value:
-                    setter.set(level, key, _scaled(value, ratio))
-
-
-def _image_ratio(tree: Sequence[Level], before: Mapping[str, Level]) -> float | None:
-    for level in tree:
-        old = before[level.path].fields.get("image_size") if level.path in before else None
-        new = level.fields.get("image_size")
-        old, new = (value[0] if is_ints(value) else value for value in (old, new))
-        if is_int(old) and is_int(new) and old and old != new:
-            return int(new or 0) / int(old or 1)
-    return None
-
-
-def _scaled(value: Any, ratio: float) -> Any:
-    return [_scaled(item, ratio) for item in value] if isinstance(value, list) else max(1, round(value * ratio))
-
-
-_PER_IMAGE = ("image_seq_length", "mm_tokens_per_image", "num_image_tokens_per_image", "image_token_length", "num_image_tokens")
-
-
-def _image_tokens(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> None:
-    """How many tokens an image gives shrinks as its number of patches does."""
-    vision = next((level for level in tree if is_int(level.fields.get("image_size")) and is_int(level.fields.get("patch_size"))), None)
-    if vision is None or vision.path not in before:
-        return
-    old, new = before[vision.path].fields, vision.fields
-    if not (is_int(old.get("image_size")) and is_int(old.get("patch_size"))):
-        return
-    was, now = (old["image_size"] // old["patch_size"]) ** 2, (new["image_size"] // new["patch_size"]) ** 2
-    for level in tree:
-        for key in _PER_IMAGE:
-            value = before[level.path].fields.get(key) if level.path in before else None
-            if is_int(value) and value and was:
-                side = max(1, round(math.sqrt(value * now / was)))
-                if value > was and key == "mm_tokens_per_image":  # more than there are patches: the source cannot pool them
-                    side = max(1, math.isqrt(now) // 2)
-                setter.set(level, key, side * side)
-
-
-def _image_unit(level: Level, tree: Sequence[Level]) -> int:
-    places = [level, *(other for other in tree if other.parent is level), *([level.parent] if level.parent else [])]
-    for place in places:
-        patch = place.fields.get("patch_size", place.fields.get("patch_stride"))
-        patch = max(patch) if is_ints(patch) else patch
-        if is_int(patch):
-            stages = next((len(value) for key, value in place.fields.items() if role_of(key, value) == "stages"), 1)
-            if stages > 1:
-                return max(64, int(patch or 1) * 2 ** (stages - 1) * 2)
-            return int(patch or 1) * 4
-    return 64

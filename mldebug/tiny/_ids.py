@@ -1,4 +1,4 @@
-"""Vocabularies and the ids in a config: all ids below the vocabulary, distinct ones still distinct, in the same order."""
+"""Vocabularies and the ids in a config: all below the vocabulary, distinct ones still distinct, in the same order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from mldebug.tiny._roles import Level, is_int, is_vocab, role_of
 if TYPE_CHECKING:
     from mldebug.tiny._shrink import Setter
 
-TEXT = ("text_config", "language_config", "llm_config", "decoder", "decoder_config", "text_encoder", "thinker_config", "backbone_config")
+TEXT = (
+    "text_config",
+    "language_config",
+    "llm_config",
+    "decoder",
+    "decoder_config",
+    "text_encoder",
+    "thinker_config",
+    "backbone_config",
+)
 
 
 def map_ids(
@@ -61,7 +70,7 @@ def _text_vocab(tree: Sequence[Level]) -> str:
 
 
 def _vocabularies(old: Mapping[str, int], text: str, limit: int, size: int | None, setter: Setter) -> dict[str, int]:
-    """Equal sizes stay equal, smaller ones smaller: the smallest large one is `limit` less one step for each larger one."""
+    """Equal sizes stay equal, smaller ones smaller: the largest is `limit`, each smaller one a step less."""
     large = sorted({value for value in old.values() if value > limit})
     step = 8 if limit >= 8 * (len(large) + 2) else 1
     new = {value: max(1, limit - step * (len(large) - 1 - number)) for number, value in enumerate(large)}
@@ -82,10 +91,15 @@ def _is_codebook(path: str) -> bool:
 
 
 def _space(level: Level, key: str, tree: Sequence[Level], sizes: Mapping[str, int], text: str) -> str:
-    """The vocabulary that a field's ids are of: a field of its own prefix, its level's, that of a level around, the text's."""
-    prefix = key.split("_")[0]
+    """The vocabulary that a field's ids are of: that of its own prefix, its level's, of a level around, the text's."""
+    prefix = key.split("_", maxsplit=1)[0]
     for name, value in level.fields.items():
-        if is_vocab(name, value) and name != "vocab_size" and name.split("_")[0] == prefix and prefix not in ("image", "num"):
+        if (
+            is_vocab(name, value)
+            and name != "vocab_size"
+            and name.split("_")[0] == prefix
+            and prefix not in ("image", "num")
+        ):
             return level.at(name)
     place: Level | None = level
     while place is not None:

@@ -17,13 +17,16 @@ _INDEXES = re.compile(
 )
 _ONE_BASED = frozenset(("out_indices",))
 # The first n, or the last n, layers are of another kind.
-_FIRST = frozenset(("first_k_dense_replace", "max_window_layers", "num_dense_layers", "prefix_dense_layers", "num_global_layers_first"))
+_FIRST = frozenset(
+    ("first_k_dense_replace", "max_window_layers", "num_dense_layers", "prefix_dense_layers", "num_global_layers_first")
+)
 _LAST = frozenset(("num_kv_shared_layers",))
 # Kinds that follow from a layer's number. They hold only for the first layers of a stack.
 _PERIODS = (
     ("decoder_sparse_step", None), ("encoder_sparse_step", None), ("interleave_moe_layer_step", None),
-    ("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "expert_layer_offset"), ("cross_attention_frequency", None),
-    ("global_attn_every_n_layers", None), ("layer_group_size", None), ("moe_layer_interval", None), ("no_rope_layer_interval", None),
+    ("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "expert_layer_offset"),
+    ("cross_attention_frequency", None), ("global_attn_every_n_layers", None), ("layer_group_size", None),
+    ("moe_layer_interval", None), ("no_rope_layer_interval", None),
     ("full_attention_interval", None), ("n_layers_per_attn_res_block", None),
 )  # fmt: skip
 
@@ -32,7 +35,11 @@ def cut_layers(level: Level, wanted: int | None, asked: Mapping[str, Any], notes
     """Cut every stack of one config; the indexes that stay, by the name of the field that counts them."""
     fields = level.fields
     counts = {key: value for key, value in fields.items() if role_of(key, value) == "layers" and value > 0}
-    if "num_hidden_layers" not in counts and "layers_block_type" in fields and isinstance(fields["layers_block_type"], list):
+    if (
+        "num_hidden_layers" not in counts
+        and "layers_block_type" in fields
+        and isinstance(fields["layers_block_type"], list)
+    ):
         counts["layers_block_type"] = len(fields["layers_block_type"])
     maps: dict[str, list[int]] = {}
     claimed: set[str] = set()
@@ -44,7 +51,7 @@ def cut_layers(level: Level, wanted: int | None, asked: Mapping[str, Any], notes
         lists = [name for name, value in fields.items() if name not in claimed and _is_per_layer(name, value, size)]
         indexes = [
             name for name, value in fields.items()
-            if name not in claimed and name not in lists and _is_indexes(level, name, value, size) and key not in ("depth_",)
+            if name not in claimed and name not in lists and _is_indexes(level, name, value, size)
         ]  # fmt: skip
         if len(counts) > 1 and not (lists or key == "num_hidden_layers"):
             indexes = [] if "num_hidden_layers" in counts else indexes
@@ -97,7 +104,9 @@ def _choose(
     def kind(layer: int) -> tuple[Any, ...]:
         marks: list[Any] = [str(fields[name][layer]) for name in lists]
         marks += [
-            layer + (1 if name in _ONE_BASED else 0) if name in _EACH and _at(name, layer) in fields[name] else _at(name, layer) in fields[name]
+            layer + (1 if name in _ONE_BASED else 0)
+            if name in _EACH and _at(name, layer) in fields[name]
+            else _at(name, layer) in fields[name]
             for name in indexes
         ]
         marks += [layer < fields[name] for name in first]
@@ -110,7 +119,8 @@ def _choose(
         return tuple(map(str, marks))
 
     periods = [] if any("types" in name for name in lists) else [
-        (fields[name], fields.get(offset, 0) if offset else 0) for name, offset in _PERIODS if is_int(fields.get(name)) and fields[name] > 1
+        (fields[name], fields.get(offset, 0) if offset else 0)
+        for name, offset in _PERIODS if is_int(fields.get(name)) and fields[name] > 1
     ]  # fmt: skip
     if periods:
         least = min(size, max(max(period, offset + 1) for period, offset in periods))
@@ -136,8 +146,10 @@ def _choose(
 
 
 # Each of these names layers that something else takes one by one: all of them stay.
-_EACH = frozenset(("out_indices", "intermediate_hidden_state_indices", "intermediate_layers_indices", "deepstack_visual_indexes", "backbone_out_indices", "target_layer_ids",
-                   "spatial_target_layers", "fusion_layers", "segmentation_indices"))  # fmt: skip
+_EACH = frozenset((
+    "out_indices", "intermediate_hidden_state_indices", "intermediate_layers_indices", "deepstack_visual_indexes",
+    "backbone_out_indices", "target_layer_ids", "spatial_target_layers", "fusion_layers", "segmentation_indices",
+))  # fmt: skip
 
 
 def _at(name: str, layer: int) -> int:
@@ -149,7 +161,14 @@ def _key_of(per_layer: dict[str, Any], layer: int) -> str:
 
 
 def _apply(
-    level: Level, key: str, size: int, kept: list[int], lists: list[str], indexes: list[str], first: list[str], last: list[str]
+    level: Level,
+    key: str,
+    size: int,
+    kept: list[int],
+    lists: list[str],
+    indexes: list[str],
+    first: list[str],
+    last: list[str],
 ) -> None:
     fields = level.fields
     if is_int(fields.get(key)):
@@ -165,7 +184,9 @@ def _apply(
         fields[name] = sum(layer >= size - fields[name] for layer in kept)
     per_layer = fields.get("per_layer_config")
     if isinstance(per_layer, dict) and key in _MAIN:
-        fields["per_layer_config"] = {str(kept.index(int(name))): value for name, value in per_layer.items() if int(name) in kept}
+        fields["per_layer_config"] = {
+            str(kept.index(int(name))): value for name, value in per_layer.items() if int(name) in kept
+        }
     if "out_indices" in indexes and isinstance(fields.get("stage_names"), list):
         fields["stage_names"] = ["stem", *(f"stage{number + 1}" for number in range(len(kept)))]
         fields["out_features"] = [f"stage{number}" for number in fields["out_indices"]]

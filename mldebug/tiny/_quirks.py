@@ -7,8 +7,17 @@ from typing import Any
 # Fields that the default config of a type lacks and that a model cannot do without.
 FILL: dict[str, dict[str, Any]] = {
     "autoformer": {"prediction_length": 24},
-    "aya_vision": {"vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304,
-                                     "num_hidden_layers": 26, "num_attention_heads": 16, "image_size": 384, "patch_size": 14}},
+    "aya_vision": {
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 16,
+            "image_size": 384,
+            "patch_size": 14,
+        }
+    },
     "beit": {"out_indices": [3, 5, 7, 11]},
     "chameleon": {"vocabulary_map": {"<image>": 8711}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8}},
@@ -38,10 +47,16 @@ FILL: dict[str, dict[str, Any]] = {
 }
 
 # model_type -> {field: tiny value}. It holds for a config of that type at any level. Dotted names reach into a nested
-# config, "**.name" into all of them, and "+name" is a field that the source may lack. "keep" stands for the value of the source, "=name" for that of another field.
+# config, "**.name" into all of them, and "+name" is a field that the source may lack. Of values, "keep" is that of the
+# source, "=name" that of another field, and "=4*name" four times that.
 SET: dict[str, dict[str, Any]] = {
-    "align_vision_model": {"width_coefficient": 0.25, "depth_coefficient": 1.0, "in_channels": "keep", "out_channels": "keep",
-                           "hidden_dim": 320},
+    "align_vision_model": {
+        "width_coefficient": 0.25,
+        "depth_coefficient": 1.0,
+        "in_channels": "keep",
+        "out_channels": "keep",
+        "hidden_dim": 320,
+    },
     "bit": {"num_groups": 8},
     "apertus1p5_vision_tokenizer": {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1], "num_res_blocks": 1},
     "apertus1p5": {"image_token_offset": 100, "audio_token_offset": 164},
@@ -52,11 +67,24 @@ SET: dict[str, dict[str, Any]] = {
     "cvt": {"depth": [1, 2, 3]},
     "dac": {"encoder_hidden_size": 4, "decoder_hidden_size": 64, "hidden_size": 64},
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1},
-    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 1.0, "in_channels": "keep", "out_channels": "keep",
-                     "hidden_dim": 320},
-    "dots3_note_audio_encoder": {"conv_output_size": "=16*downsample_hidden_size", "adapter_input_size": "=hidden_size"},
+    "efficientnet": {
+        "width_coefficient": 0.25,
+        "depth_coefficient": 1.0,
+        "in_channels": "keep",
+        "out_channels": "keep",
+        "hidden_dim": 320,
+    },
+    "dots3_note_audio_encoder": {
+        "conv_output_size": "=16*downsample_hidden_size",
+        "adapter_input_size": "=hidden_size",
+    },
     "ernie4_5_vl_moe_text": {"rope_parameters.mrope_section": [1, 1, 2]},
-    "esmfold2": {"single_inputs_size": 131, "atom_feature_dim": "keep", "**.num_uid_rope_pairs": 1, "**.num_spatial_rope_pairs_per_axis": 1},
+    "esmfold2": {
+        "single_inputs_size": 131,
+        "atom_feature_dim": "keep",
+        "**.num_uid_rope_pairs": 1,
+        "**.num_spatial_rope_pairs_per_axis": 1,
+    },
     "chameleon_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1], "num_res_blocks": 1},
     "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "num_res_blocks": 1},
     "glmasr_encoder": {"intermediate_size": "=4*hidden_size"},
@@ -64,14 +92,24 @@ SET: dict[str, dict[str, Any]] = {
     "layoutlmv2": {"hidden_size": 48, "coordinate_size": 8, "shape_size": 8},
     "layoutlmv3": {"hidden_size": 48, "coordinate_size": 8, "shape_size": 8},
     "lilt": {"hidden_size": 48},
-    "llama4_vision_model": {"hidden_size": 16, "intermediate_size": 64, "projector_input_dim": 32, "projector_output_dim": 32,
-                            "vision_output_dim": 32},
+    "llama4_vision_model": {
+        "hidden_size": 16,
+        "intermediate_size": 64,
+        "projector_input_dim": 32,
+        "projector_output_dim": 32,
+        "vision_output_dim": 32,
+    },
     "glm5_next_text": {"index_topk": 16},
     "inkling_audio": {"mel_vocab_size": 16},
     "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1], "num_res_blocks": 1},
     "neucodec": {"encoder_hidden_size": 2, "**.hidden_size": 32, "**.output_hidden_size": 32},
-    "rf_detr_dinov2": {"window_block_indexes": [0, 1], "num_hidden_layers": 2, "out_indices": [2], "out_features": ["stage2"],
-                       "stage_names": ["stem", "stage1", "stage2"]},
+    "rf_detr_dinov2": {
+        "window_block_indexes": [0, 1],
+        "num_hidden_layers": 2,
+        "out_indices": [2],
+        "out_features": ["stage2"],
+        "stage_names": ["stem", "stage1", "stage2"],
+    },
     "mobilevitv2": {"width_multiplier": 0.25},
     "qwen2_vl": {"vision_config.hidden_size": "=text_config.hidden_size"},
     "regnet": {"groups_width": 8},
@@ -109,5 +147,5 @@ SECTIONS: dict[str, list[int]] = {
 
 # The class to build where the auto classes name none, or one that is not the whole model.
 CLASSES: dict[str, str] = {
-    "shieldgemma2": "ShieldGemma2ForImageClassification",  # the auto class loads it from names that it is not saved under
+    "shieldgemma2": "ShieldGemma2ForImageClassification",  # the auto classes' one does not load what it saves
 }

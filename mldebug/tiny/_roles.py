@@ -9,7 +9,8 @@ from typing import Any
 
 # Nested dicts that are values, not configs with fields of their own.
 OPAQUE = frozenset((
-    "id2label", "label2id", "rope_parameters", "rope_scaling", "per_layer_config", "quantization_config", "task_specific_params",
+    "id2label", "label2id", "rope_parameters", "rope_scaling", "per_layer_config", "quantization_config",
+    "task_specific_params",
     "detectron2_config_args", "auto_map", "pruned_heads", "generation_config", "mtp_per_layer_config", "compress_rates",
     "max_value_projector_patch_to_query_dict", "custom_pipelines", "backbone_kwargs",
 ))  # fmt: skip
@@ -57,27 +58,25 @@ def is_ints(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(is_int(item) for item in value)
 
 
-# Read in order: the first that matches the name decides.
-_RULES: tuple[tuple[str, str], ...] = tuple(
-    (role, pattern)
-    for role, pattern in (
-        ("id", r"(token_ids?|token_index|token_idx|tokens_ids|_patch_id|^(pad|bos|eos|unk|mask|sep|cls)_(index|idx|id)|"
-               r"^(begin_)?suppress_tokens|decoder_fixing_codes|^(im|image|audio|video|vision|boi|eoi|boa|eoa)\w*_(start|end|index)|"
-               r"^(start|end)_token|_token_start|_token_end|blank_id|eoi_id|boi_id|_token_pos)$"),
-        ("id_start", r"^(vocab_offset|image_token_offset|audio_token_offset|token_offset|vision_token_offset)$"),
-        ("keep", r"(^num_labels|dropout|drop_|_drop|eps|epsilon|_ratio|ratios?$|rate$|rates$|stride|strides|kernel|padding|dilation|_type$|"
-                 r"version|initializer|init_|_std|theta|coef|factor|_cost|loss|temperature|_index$|_idx$|patch_size|patch_temporal|"
-                 r"temporal|merge_size|version|_scale$|^scale$|scaling|bandwidth|^sampling|frame_rate|hop_length|sample_rate|n_fft|"
-                 r"_p$|_prob$|seed|"
-                 r"chunk_size_feed_forward|type_vocab_size|type_vocab_sizes|num_mel_bins|n_mels|mel_bins|mel_dim|num_classes|bucket|"
-                 r"relative_attention|per_group|downsample_rate|subsampling_(factor|rate)|n_window|window_size$|_lengths?$|durations|multiple_of|"
-                 r"top_k$|_size_ratio|max_new_tokens|num_beams|divisor|decoder_n_points|encoder_n_points|num_feature_levels|"
-                 r"number_output_channels|model_in_dim|^feature_size$|input_feat|mask_time|mask_feature_(prob|length|min)|interval|period|offset|_step$|_steps$|"
-                 r"pad_to_multiple|_multiple$|num_static|num_dynamic|num_time_features|cardinality|^channels$|mem_|num_targets|"
-                 r"compress$|reduction$|n_positions_rel|max_distance|frequency)"),
-    )
-)  # fmt: skip
-
+_ID = re.compile(
+    r"(token_ids?|token_index|token_idx|tokens_ids|_patch_id|^(pad|bos|eos|unk|mask|sep|cls)_(index|idx|id)|"
+    r"^(begin_)?suppress_tokens|decoder_fixing_codes|^(im|image|audio|video|vision|boi|eoi|boa|eoa)\w*_(start|"
+    r"end|index)|^(start|end)_token|_token_start|_token_end|blank_id|eoi_id|boi_id|_token_pos)$"
+)
+# Sizes of kernels and steps, rates, and numbers of what is not part of the network.
+_KEEP = re.compile(
+    r"(^num_labels|dropout|drop_|_drop|eps|epsilon|_ratio|ratios?$|rate$|rates$|stride|strides|kernel|padding|"
+    r"dilation|_type$|version|initializer|init_|_std|theta|coef|factor|_cost|loss|temperature|_index$|_idx$|"
+    r"patch_size|patch_temporal|temporal|merge_size|version|_scale$|^scale$|scaling|bandwidth|^sampling|"
+    r"frame_rate|hop_length|sample_rate|n_fft|_p$|_prob$|seed|chunk_size_feed_forward|type_vocab_size|"
+    r"type_vocab_sizes|num_mel_bins|n_mels|mel_bins|mel_dim|num_classes|bucket|relative_attention|per_group|"
+    r"downsample_rate|subsampling_(factor|rate)|n_window|window_size$|_lengths?$|durations|multiple_of|top_k$|"
+    r"_size_ratio|max_new_tokens|num_beams|divisor|decoder_n_points|encoder_n_points|num_feature_levels|"
+    r"number_output_channels|model_in_dim|^feature_size$|input_feat|mask_time|mask_feature_(prob|length|min)|"
+    r"interval|period|offset|_step$|_steps$|pad_to_multiple|_multiple$|num_static|num_dynamic|"
+    r"num_time_features|cardinality|^channels$|mem_|num_targets|compress$|reduction$|n_positions_rel|"
+    r"max_distance|frequency)"
+)
 _POSITIONS = re.compile(
     r"(max_\w*position_embeddings|n_positions|max_source_positions|max_target_positions|n_ctx|"
     r"max_sequence_length|max_seq_len|max_seq_length|model_max_length|max_positions?|^seq_length|^seq_len|max_text_positions|"
@@ -102,13 +101,19 @@ _LAYERS = re.compile(
     r"pitch_predictor_layers|speech_decoder_postnet_layers|num_cross_attention_layers|num_mel_attn_blocks|layer_depth|"
     r"memory_attention_num_layers|memory_fuser_num_layers)$"
 )
-_NOT_LAYERS = re.compile(r"(kv_shared|nextn|max_window|dense_layers|num_hidden_groups|patch_embed|mlp_depth|lstm|feat_extract|^iou_head_depth)")
+_NOT_LAYERS = re.compile(
+    r"(kv_shared|nextn|max_window|dense_layers|num_hidden_groups|patch_embed|mlp_depth|lstm|feat_extract|^iou_head_depth)"
+)
 _STAGES = re.compile(
     r"^(depths|depth|blocks_per_stage|num_block_repeats|stage_num_blocks|num_hidden_layers|layer_depths|stage_numb_of_layers|n_attn_blocks|"
     r"num_layers|num_blocks|layers|encoder_depths|decoder_depths)$"
 )
-_EXPERTS = re.compile(r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts|n_experts|num_total_experts|zero_expert_num)$")
-_TOPK = re.compile(r"^(num_experts_per_tok|num_experts_per_token|moe_top_k|top_k_experts|moe_k|moe_topk|num_selected_experts|num_expert_topk)$")
+_EXPERTS = re.compile(
+    r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_moe_experts|n_experts|num_total_experts|zero_expert_num)$"
+)
+_TOPK = re.compile(
+    r"^(num_experts_per_tok|num_experts_per_token|moe_top_k|top_k_experts|moe_k|moe_topk|num_selected_experts|num_expert_topk)$"
+)
 _GROUPS = re.compile(r"^(n_group|topk_group|num_expert_group|num_limited_groups)$")
 _KV = re.compile(r"(num_key_value_heads|n_kv_heads?|num_kv_heads|kv_n_heads|n_head_kv|num_key_value_heads_per_layer)$")
 _HEADS = re.compile(
@@ -129,9 +134,13 @@ _QUERIES = re.compile(
     r"train_num_points|num_(qa|object|attr)_labels|num_object_queries|topk_dcn|num_learnable_queries|num_prompt_tokens|num_uid_tokens|expert_capacity|"
     r"index_topk|index_topk_blocks|max_num_patches|num_codevectors_per_group|num_point_queries)$"
 )
-_POSITIONAL_GRID = re.compile(r"^(num_position_embeddings|posemb_grid_size|pos_emb_height|pos_emb_width|init_pos_emb_height|init_pos_emb_width)$")
+_POSITIONAL_GRID = re.compile(
+    r"^(num_position_embeddings|posemb_grid_size|pos_emb_height|pos_emb_width|init_pos_emb_height|init_pos_emb_width)$"
+)
 _CHANNELS = re.compile(r"(num_channels|in_channels|in_chans|n_channels|audio_channels|input_channels|image_channels)$")
-_CODEBOOKS = re.compile(r"^(num_codebooks|n_codebooks|num_code_groups|num_quantizers|audio_num_codebooks|codebook_num|n_codes_total)$")
+_CODEBOOKS = re.compile(
+    r"^(num_codebooks|n_codebooks|num_code_groups|num_quantizers|audio_num_codebooks|codebook_num|n_codes_total)$"
+)
 _FILTERS = re.compile(r"^(num_filters|n_filters|decoder_num_filters|encoder_num_filters)$")
 _HIDDEN = re.compile(
     r"^(hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|emb_dim|embedding_size|embedding_dim|\w*hidden_sizes?|embed_dims|hidden_dims|"
@@ -156,10 +165,8 @@ def role_of(key: str, value: Any) -> str | None:
     """What the field is, or None where it is no size. Lists of whole numbers have the role of their numbers."""
     if not (is_int(value) or is_ints(value)):
         return None
-    if re.search(_RULES[0][1], key):
+    if _ID.search(key):
         return "id"
-    if re.search(_RULES[1][1], key):
-        return "id_start"
     if is_vocab(key, value):
         return "vocab"
     if isinstance(value, list) and _STAGES.search(key):
@@ -169,7 +176,7 @@ def role_of(key: str, value: Any) -> str | None:
             return role
     if is_int(value) and _LAYERS.search(key) and not _NOT_LAYERS.search(key):
         return "layers"
-    if re.search(_RULES[2][1], key):
+    if _KEEP.search(key):
         return None
     if _CHANNELS.search(key) and max(value if isinstance(value, list) else [value]) <= 16:
         return None  # of an image or a sound
@@ -183,8 +190,9 @@ def role_of(key: str, value: Any) -> str | None:
 
 
 _NAMED = (
-    ("positions", _POSITIONS), ("window", _WINDOW), ("experts", _EXPERTS), ("topk", _TOPK), ("groups", _GROUPS), ("kv", _KV),
-    ("heads", _HEADS), ("image", _IMAGE), ("queries", _QUERIES), ("grid", _POSITIONAL_GRID), ("codebooks", _CODEBOOKS), ("filters", _FILTERS),
+    ("positions", _POSITIONS), ("window", _WINDOW), ("experts", _EXPERTS), ("topk", _TOPK), ("groups", _GROUPS),
+    ("kv", _KV), ("heads", _HEADS), ("image", _IMAGE), ("queries", _QUERIES), ("grid", _POSITIONAL_GRID),
+    ("codebooks", _CODEBOOKS), ("filters", _FILTERS),
 )  # fmt: skip
 
 

@@ -31,7 +31,9 @@ class Shrunk:
     layer_map: list[int]  # the layers of the main stack that stayed, by their old numbers
     notes: list[str] = field(default_factory=list)
     id_map: dict[int, int] = field(default_factory=dict)  # token ids that the config names: old -> new
-    layer_maps: dict[str, list[int]] = field(default_factory=dict)  # the same as layer_map for each field that counts layers
+    layer_maps: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # the same as layer_map for each field that counts layers
     pinned: frozenset[str] = frozenset()  # what was set by hand
 
 
@@ -84,7 +86,10 @@ def shrink(
                 continue
             for place in _named(level, name, tree):
                 setter.path(place, _value(value, place, level, tiny, source))
-    main = next((kept for path, kept in maps.items() if "vision" not in path and "audio" not in path), next(iter(maps.values()), []))
+    main = next(
+        (kept for path, kept in maps.items() if "vision" not in path and "audio" not in path),
+        next(iter(maps.values()), []),
+    )
     return Shrunk(tiny, changes_of(source, tiny), main, notes, found_ids, maps, pins)
 
 
@@ -148,7 +153,9 @@ def _check(config: dict[str, Any], asked: Mapping[str, Any]) -> frozenset[str]:
             raise _unknown(config, path, path, place, key)
         if isinstance(place[key], dict) and place[key] and not isinstance(value, dict) and value is not None:
             inner = f"{path}.{next(iter(place[key]))}"
-            raise UsageError(f"{path} holds fields of its own, and was given {value!r}", f"set one of them, such as {inner}")
+            raise UsageError(
+                f"{path} holds fields of its own, and was given {value!r}", f"set one of them, such as {inner}"
+            )
     return frozenset(asked)
 
 
@@ -176,7 +183,9 @@ def _unknown(config: dict[str, Any], asked: str, wrong: str, place: Any, key: st
         near = next(iter(same or difflib.get_close_matches(asked, everywhere, 1, 0.4)), "")
     if wrong != asked and near == wrong.rpartition(".")[0]:
         near = ""
-    return UsageError(f"the config has no field {asked}", f"did you mean {near}?" if near else "see the config.json of the source")
+    return UsageError(
+        f"the config has no field {asked}", f"did you mean {near}?" if near else "see the config.json of the source"
+    )
 
 
 # --- sizes that stand by themselves
@@ -194,7 +203,10 @@ def _sizes(level: Level, setter: Setter) -> None:
 
 
 def _ratios(level: Level) -> int:
-    return max((len(value) for key, value in level.fields.items() if key.endswith("_ratios") and isinstance(value, list)), default=0)
+    return max(
+        (len(value) for key, value in level.fields.items() if key.endswith("_ratios") and isinstance(value, list)),
+        default=0,
+    )
 
 
 def _most(limit: int) -> Callable[[int, Level], int]:

@@ -45,16 +45,16 @@ def resolve(source: str | os.PathLike[str], *, trust_remote_code: bool = False, 
         return _from_folder(name, "folder", path, trust_remote_code)
     if path.is_file():
         return _from_file(name, "file", path, None, trust_remote_code)
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    if name in CONFIG_MAPPING_NAMES:
+    if name in CONFIG_MAPPING:
         return _from_type(name)
     if not name:
         raise UsageError("the source is empty", "give a folder, a repository id or a model type such as llama")
     if path.is_absolute() or name.startswith((".", "~")) or name.endswith(".json") or name.count("/") > 1:
         raise MldebugError(f"cannot read {name}: no such file or directory", _nearest_file(path))
     if "/" not in name:
-        near = difflib.get_close_matches(name.lower().replace("-", "_"), list(CONFIG_MAPPING_NAMES), 1)
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), list(CONFIG_MAPPING), 1)
         hint = f"did you mean {near[0]}?" if near else "give a folder with a config.json, or a type such as llama or t5"
         if offline is not False or not re.fullmatch(r"[\w.-]+", name):
             raise MldebugError(f"{name} is neither a folder nor a model type that transformers knows", hint)
@@ -76,7 +76,8 @@ def _snapshot(name: str, offline: bool | None) -> Path:
     except Exception as exc:
         if offline is not False:
             raise MldebugError(
-                f"{name} is no folder, and not in the cache of the hub", "check the name, or allow the network (offline=False)"
+                f"{name} is no folder, and not in the cache of the hub",
+                "check the name, or allow the network (offline=False)",
             ) from exc
         reason = str(exc).strip().splitlines()[0][:200] if str(exc).strip() else type(exc).__name__
         raise MldebugError(f"cannot fetch {name}: {reason}", "check the name and the network") from exc
@@ -95,11 +96,15 @@ def _from_file(name: str, kind: str, file: Path, directory: Path | None, trust_r
         data = file.read_bytes()
         raw = json.loads(data.decode("utf-8"))
     except OSError as exc:
-        raise MldebugError(f"cannot read {file}: {(exc.strerror or str(exc)).lower()}", "check its permissions") from exc
+        raise MldebugError(
+            f"cannot read {file}: {(exc.strerror or str(exc)).lower()}", "check its permissions"
+        ) from exc
     except (ValueError, RecursionError) as exc:
         raise MldebugError(f"{file} is no JSON: {exc}", "is it the config.json of a model, whole?") from exc
     if not isinstance(raw, dict):
-        raise MldebugError(f"{file} holds a {type(raw).__name__}, not the fields of a config", "give a model's config.json")
+        raise MldebugError(
+            f"{file} holds a {type(raw).__name__}, not the fields of a config", "give a model's config.json"
+        )
     files = frozenset(path.name for path in (directory or file.parent).iterdir())
     config = _complete(raw, file, trust_remote_code)
     return Source(name, kind, config, directory, hashlib.sha256(data).hexdigest(), files)
@@ -107,32 +112,37 @@ def _from_file(name: str, kind: str, file: Path, directory: Path | None, trust_r
 
 def _complete(raw: dict[str, Any], file: Path, trust_remote_code: bool) -> dict[str, Any]:
     """The config with the defaults of its class written out, as they decide the size of what the file leaves out."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     model_type = raw.get("model_type")
     remote = (raw.get("auto_map") or {}).get("AutoConfig") if isinstance(raw.get("auto_map"), dict) else None
-    if remote and (trust_remote_code or model_type not in CONFIG_MAPPING_NAMES):
+    if remote and (trust_remote_code or model_type not in CONFIG_MAPPING):
         if not trust_remote_code:
             raise MldebugError(
-                f"{file} is of the type {model_type!r}, whose code comes with it", "read that code, then --trust-remote-code"
+                f"{file} is of the type {model_type!r}, whose code comes with it",
+                "read that code, then --trust-remote-code",
             )
         from transformers import AutoConfig
 
         try:
             config = AutoConfig.from_pretrained(file.parent, trust_remote_code=True, local_files_only=True)
         except Exception as exc:
-            raise MldebugError(f"the code of {file.parent} cannot read its config: {_first_line(exc)}", "is it complete?") from exc
+            raise MldebugError(
+                f"the code of {file.parent} cannot read its config: {_first_line(exc)}", "is it complete?"
+            ) from exc
         return {**to_plain(config), "auto_map": raw["auto_map"], "_name_or_path": str(file.parent)}
-    if model_type not in CONFIG_MAPPING_NAMES:
+    if model_type not in CONFIG_MAPPING:
         if model_type is None:
             raise MldebugError(f"{file} names no model_type", "give the config.json of a transformers model")
-        near = difflib.get_close_matches(str(model_type), list(CONFIG_MAPPING_NAMES), 1)
+        near = difflib.get_close_matches(str(model_type), list(CONFIG_MAPPING), 1)
         hint = f"did you mean {near[0]}?" if near else "install a transformers that knows it"
         raise MldebugError(f"{file} is of the type {model_type!r}, which transformers does not know", hint)
     try:
-        config = CONFIG_MAPPING[model_type].from_dict(dict(raw))
+        config = CONFIG_MAPPING[str(model_type)].from_dict(dict(raw))
     except Exception as exc:
-        raise MldebugError(f"{file} is no config of a {model_type}: {_first_line(exc)}", "repair the field that it names") from exc
+        raise MldebugError(
+            f"{file} is no config of a {model_type}: {_first_line(exc)}", "repair the field that it names"
+        ) from exc
     return to_plain(config)
 
 

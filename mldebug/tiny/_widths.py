@@ -1,4 +1,4 @@
-"""Widths, heads and head sizes: one scale for all widths of a model, so that equal ones stay equal and relations hold."""
+"""Widths, heads and head sizes: one scale for all widths of a model, so that equal ones stay equal."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, l
     others: set[int] = set()
     top = 0
     staged = False
-    fields = [(level, key, value, role_of(key, value)) for level in [*tree, *by_layer(tree)] for key, value in level.fields.items()]
-    for level, key, value, role in fields:
+    fields = [
+        (level, key, value, role_of(key, value))
+        for level in [*tree, *by_layer(tree)]
+        for key, value in level.fields.items()
+    ]
+    for level, _key, value, role in fields:
         items = value if isinstance(value, list) else [value]
         if role == "hidden":
             (hidden if not isinstance(value, list) or _has_heads(level, len(value)) else others).update(items)
@@ -38,7 +42,9 @@ def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, l
     mapping = width_map(hidden, others, 2 * largest if staged else largest, top)
     alike = len(mapping) - len(set(mapping.values()))
     if alike:
-        notes.append(f"{len(mapping)} different widths became {len(mapping) - alike}: close ones are equal in the tiny model")
+        notes.append(
+            f"{len(mapping)} different widths became {len(mapping) - alike}: close ones are equal in the tiny model"
+        )
     for level, key, value, role in fields:
         if role in ("hidden", "width") and not (key in _WITH_BLOCKS and "block_configs" in level.fields):
             new = [mapping.get(item, item) for item in value] if isinstance(value, list) else mapping.get(value, value)
@@ -48,22 +54,33 @@ def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, l
 
 def _has_heads(level: Level, count: int) -> bool:
     """Whether heads are listed for each of `count` stages."""
-    return any(role_of(key, value) == "heads" and isinstance(value, list) and len(value) == count for key, value in level.fields.items())
+    return any(
+        role_of(key, value) == "heads" and isinstance(value, list) and len(value) == count
+        for key, value in level.fields.items()
+    )
 
 
 def _is_staged(level: Level) -> bool:
     return any(role_of(key, value) == "stages" for key, value in level.fields.items())
 
 
-BLOCKS = ("block_configs", "resnet_head", "resnet_configs", "stage_configs", "down_ops", "bridge_connector", "out_point_positions2D")
+BLOCKS = (
+    "block_configs",
+    "resnet_head",
+    "resnet_configs",
+    "stage_configs",
+    "down_ops",
+    "bridge_connector",
+    "out_point_positions2D",
+)
 
 
 _WITH_BLOCKS = ("stem_channels", "stage_out_channels")
 
 
 def blocks(tree: Sequence[Level], setter: Setter) -> None:
-    """Tables of convolutions: each width in them (no kernel, stride or dilation is as large) is an eighth of what it was,
-    and 16 at least: some classes round up to that."""
+    """Tables of convolutions: each width in them (no kernel, stride or dilation is as large) is an eighth of what it
+    was, and 16 at least, as some classes round up to that."""
 
     def narrow(value: Any) -> Any:
         if isinstance(value, list):
@@ -85,7 +102,11 @@ def by_layer(tree: Sequence[Level]) -> list[Level]:
     for level in tree:
         own = level.fields.get("per_layer_config")
         if isinstance(own, dict):
-            found += [Level(level.at(f"per_layer_config.{layer}"), fields, level) for layer, fields in own.items() if isinstance(fields, dict)]
+            found += [
+                Level(level.at(f"per_layer_config.{layer}"), fields, level)
+                for layer, fields in own.items()
+                if isinstance(fields, dict)
+            ]
     return found
 
 
@@ -137,10 +158,15 @@ def heads(level: Level, before: Mapping[str, Any], setter: Setter) -> None:
             setter.set(level, key, [few(item) for item in level.fields[key]])
         elif isinstance(value, list):
             if key in level.fields and isinstance(level.fields[key], list):
-                widths_ = next((item for item in (level.fields.get(name) for name in _STAGED) if _like(item, value)), None)
+                widths_ = next(
+                    (item for item in (level.fields.get(name) for name in _STAGED) if _like(item, value)), None
+                )
                 counts = [_staged(item, min(value)) for item in level.fields[key]]
                 if widths_ is not None:
-                    counts = [next(count for count in range(top, 0, -1) if width % count == 0) for top, width in zip(counts, widths_, strict=True)]
+                    counts = [
+                        next(count for count in range(top, 0, -1) if width % count == 0)
+                        for top, width in zip(counts, widths_, strict=True)
+                    ]
                 setter.set(level, key, counts)
         elif key in level.fields and is_int(level.fields[key]):
             setter.set(level, key, few(value))
@@ -191,9 +217,10 @@ def _kv(kv: int, old_heads: int, new_heads: int) -> int:
 def _partner(key: str, names: Mapping[str, Any]) -> str | None:
     """The field of query heads that a field of kv heads belongs to."""
     guesses = [
-        key.replace("key_value_heads", "attention_heads"), key.replace("key_value_heads", "heads"), key.replace("_kv_heads", "_heads"),
-        key.replace("kv_heads", "attention_heads"), key.replace("_kv", ""), key.replace("kv_", ""), "num_attention_heads", "n_heads", "n_head",
-        "num_heads", "attention_heads", "encoder_attention_heads",
+        key.replace("key_value_heads", "attention_heads"), key.replace("key_value_heads", "heads"),
+        key.replace("_kv_heads", "_heads"), key.replace("kv_heads", "attention_heads"), key.replace("_kv", ""),
+        key.replace("kv_", ""), "num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads",
+        "encoder_attention_heads",
     ]  # fmt: skip
     return next((name for name in guesses if name in names), None)
 
@@ -212,7 +239,14 @@ def head_dims(level: Level, before: Mapping[str, Any], setter: Setter) -> None:
         return
     hidden = next((key for key in _MAIN_HIDDEN if is_int(before.get(key)) and before[key]), None)
     count = next((key for key in _MAIN_HEADS if is_int(before.get(key)) and before[key]), None)
-    main = next((key for key in ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "dim_head", "d_head") if key in names), None)
+    main = next(
+        (
+            key
+            for key in ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "dim_head", "d_head")
+            if key in names
+        ),
+        None,
+    )
     if main is not None and hidden and count and "kv_lora_rank" not in before:
         natural = before[hidden] / before[count]
         now = level.fields[hidden] // max(1, level.fields[count])

@@ -181,7 +181,15 @@ def stages(name: str, send: Any, upto: str, skip_full: bool) -> None:
         except Exception as exc:
             said = exc.message if isinstance(exc, MldebugError) else f"{type(exc).__name__}: {exc}"
             where = traceback.extract_tb(exc.__traceback__)[-1]
-            send({stage_name: {"ok": False, "why": " ".join(said.split())[:400], "at": f"{Path(where.filename).name}:{where.lineno}"}})
+            send(
+                {
+                    stage_name: {
+                        "ok": False,
+                        "why": " ".join(said.split())[:400],
+                        "at": f"{Path(where.filename).name}:{where.lineno}",
+                    }
+                }
+            )
             return False
         send({stage_name: {"ok": True, **extra}})
         return True
@@ -213,7 +221,9 @@ def stages(name: str, send: Any, upto: str, skip_full: bool) -> None:
             size = sum(tensor.numel() * tensor.element_size() for tensor in unique(model.state_dict()))
             if size >= MEGABYTE:
                 largest = sorted(model.named_parameters(), key=lambda item: -item[1].numel())[:2]
-                raise MldebugError(f"{size / MEGABYTE:.2f} MB, " + ", ".join(f"{key} {tuple(value.shape)}" for key, value in largest))
+                raise MldebugError(
+                    f"{size / MEGABYTE:.2f} MB, " + ", ".join(f"{key} {tuple(value.shape)}" for key, value in largest)
+                )
             return {"bytes": size}
 
         def do_reload() -> None:
@@ -262,7 +272,10 @@ def counted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     base = counted(rows)
-    lines = [f"{len(rows)} types, {len(base)} of them build at full size", f"{'stage':10}{'ok':>6}{'share':>9}{'bar':>7}   causes"]
+    lines = [
+        f"{len(rows)} types, {len(base)} of them build at full size",
+        f"{'stage':10}{'ok':>6}{'share':>9}{'bar':>7}   causes",
+    ]
     for stage in STAGES:
         good = sum(row.get(stage, {}).get("ok") is True for row in base)
         causes = Counter(cause(row[stage]["why"]) for row in base if row.get(stage, {}).get("ok") is False)
@@ -270,7 +283,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(f"{stage:10}{good:6}{good / max(1, len(base)):9.1%}{BARS[stage]:7.0%}   {said}")
     seconds = [row["build"]["seconds"] for row in base if row.get("build", {}).get("ok")]
     if seconds:
-        lines.append(f"median {statistics.median(seconds):.2f} s after import, at most {MEDIAN_SECONDS}; slowest {max(seconds):.1f} s")
+        lines.append(
+            f"median {statistics.median(seconds):.2f} s after import, bar {MEDIAN_SECONDS}; most {max(seconds):.1f} s"
+        )
     outside = Counter(cause(row["full"]["why"]) for row in rows if row.get("full", {}).get("ok") is False)
     lines.append("not at full size: " + "; ".join(f"{count}x {text}" for text, count in outside.most_common(12)))
     return "\n".join(lines)

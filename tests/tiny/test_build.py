@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ def test_class_that_the_config_or_the_caller_names() -> None:
     assert "LlamaForCausalLM" in caught.value.hint
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "t5", "mixtral", "llava", "whisper", "qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt2", "bert", "t5", "mixtral", "llava", "whisper", "qwen3_next", "deepseek_v3"]
+)
 def test_small_and_runs(model_type: str) -> None:
     model = made(model_type).model
     assert not model.training
@@ -133,3 +136,39 @@ def test_full_size_is_only_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_config_of_a_plain_config() -> None:
     assert config_of(resolve("llama").config).to_dict()["hidden_size"] == 4096
+
+
+CODE = """
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+class MineConfig(PretrainedConfig):
+    model_type = "mine"
+    def __init__(self, hidden_size=512, vocab_size=5000, **rest):
+        self.hidden_size, self.vocab_size = hidden_size, vocab_size
+        super().__init__(**rest)
+
+class MineModel(PreTrainedModel):
+    config_class = MineConfig
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+        self.post_init()
+    def forward(self, input_ids=None):
+        return self.embed(input_ids)
+"""
+
+
+def test_code_that_comes_with_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    source = tmp_path / "mine"
+    source.mkdir()
+    (source / "code_of_mine.py").write_text(CODE)
+    names = {"AutoConfig": "code_of_mine.MineConfig", "AutoModel": "code_of_mine.MineModel"}
+    (source / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": names}))
+    shrunk = shrink(resolve(source, trust_remote_code=True).config)
+    built = build(shrunk, trust_remote_code=True)
+    assert type(built.model).__name__ == "MineModel"
+    assert tuple(built.model.embed.weight.shape) == (256, 32)
+    with pytest.raises(MldebugError, match="code"):
+        build(shrunk)

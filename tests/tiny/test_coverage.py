@@ -17,7 +17,8 @@ SWEEP = Path(__file__).parents[1] / "benchmarks" / "tiny_coverage.py"
 
 SAMPLE = (
     # text: dense, grouped, one kv head, sparse, latent attention, hybrid, state space, per-layer lists
-    "llama", "gpt2", "gemma2", "falcon", "mixtral", "deepseek_v3", "qwen3_next", "mamba2", "jamba", "gemma3n_text", "gpt_oss", "phi3",
+    "llama", "gpt2", "gemma2", "falcon", "mixtral", "deepseek_v3", "qwen3_next", "mamba2", "jamba", "gemma3n_text",
+    "gpt_oss", "phi3",
     # encoders and pairs
     "bert", "deberta-v2", "modernbert", "longformer", "t5", "bart", "pegasus", "fsmt", "encoder-decoder",
     # images: patches, windows, convolutions, detection, depth, masks, pairs
@@ -54,7 +55,9 @@ def test_sample_has_40_types() -> None:
 # --- the sweep itself
 
 
-def test_a_failure_that_is_not_listed_and_a_pass_that_is(sweep: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_is_not_listed_and_a_pass_that_is(
+    sweep: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed = tmp_path / "expected.json"
     listed.write_text(json.dumps({"a": {"forward": "why"}}))
     monkeypatch.setattr(sweep, "EXPECTED", listed)

@@ -58,7 +58,9 @@ def test_role_of_a_field(name: str, value: Any, role: str | None) -> None:
 # --- attention keeps its kind
 
 
-@pytest.mark.parametrize(("heads", "kv", "expected"), [(32, 32, (4, 4)), (32, 8, (4, 2)), (28, 4, (4, 2)), (64, 1, (4, 1)), (71, 1, (4, 1))])
+@pytest.mark.parametrize(
+    ("heads", "kv", "expected"), [(32, 32, (4, 4)), (32, 8, (4, 2)), (28, 4, (4, 2)), (64, 1, (4, 1)), (71, 1, (4, 1))]
+)
 def test_kind_of_attention_stays(heads: int, kv: int, expected: tuple[int, int]) -> None:
     config = tiny("llama", {"num_attention_heads": heads, "num_key_value_heads": kv}).config
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == expected
@@ -197,7 +199,9 @@ def test_ids_fit_and_stay_distinct_and_in_order() -> None:
 
 
 def test_lists_of_ids_are_mapped() -> None:
-    config = tiny("llama", {"vocab_size": 128256, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]}).config
+    config = tiny(
+        "llama", {"vocab_size": 128256, "bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]}
+    ).config
     assert len(set(config["eos_token_id"])) == 3
     assert max(config["eos_token_id"]) < config["vocab_size"]
     assert config["bos_token_id"] not in config["eos_token_id"]
@@ -228,12 +232,14 @@ def test_nested_field_is_merged_and_the_rest_follows() -> None:
 
 
 def test_unknown_field_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match="text_config.num_hiden_layers") as caught:
+    with pytest.raises(UsageError, match=r"text_config\.num_hiden_layers") as caught:
         tiny("gemma3", overrides={"text_config.num_hiden_layers": 2})
     assert caught.value.hint == "did you mean text_config.num_hidden_layers?"
     with pytest.raises(UsageError) as caught:
         tiny("gemma3", overrides={"num_hidden_layers": 2})
-    assert "text_config.num_hidden_layers" in caught.value.hint or "vision_config.num_hidden_layers" in caught.value.hint
+    assert (
+        "text_config.num_hidden_layers" in caught.value.hint or "vision_config.num_hidden_layers" in caught.value.hint
+    )
 
 
 def test_config_in_place_of_a_value_is_refused() -> None:
@@ -244,7 +250,9 @@ def test_config_in_place_of_a_value_is_refused() -> None:
 # --- nothing else changes
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "t5", "mixtral", "llava", "whisper", "qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt2", "bert", "t5", "mixtral", "llava", "whisper", "qwen3_next", "deepseek_v3"]
+)
 def test_only_sizes_change(model_type: str) -> None:
     shrunk = tiny(model_type)
     kinds = (int, list, dict)
@@ -265,7 +273,9 @@ def test_settings_of_the_source_stay() -> None:
 def test_experts_per_token_are_fewer_than_experts() -> None:
     for model_type in ("mixtral", "qwen3_next", "deepseek_v3", "gpt_oss", "llama4_text"):
         config = tiny(model_type).config
-        count = next(config[name] for name in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(name))
+        count = next(
+            config[name] for name in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(name)
+        )
         assert 1 <= config["num_experts_per_tok"] < count
 
 

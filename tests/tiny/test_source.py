@@ -90,7 +90,7 @@ def test_broken_config(tmp_path: Path, text: str, message: str) -> None:
 
 def test_folder_without_config(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(MldebugError, match="no config.json: there is notes.txt"):
+    with pytest.raises(MldebugError, match=r"no config\.json: there is notes\.txt"):
         resolve(tmp_path)
 
 
@@ -104,13 +104,17 @@ def test_code_of_a_config_is_not_run_unasked(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-@pytest.mark.parametrize(("name", "field"), [("esm", "vocab_size"), ("autoformer", "prediction_length"), ("hunyuan_v1_dense", "head_dim")])
+@pytest.mark.parametrize(
+    ("name", "field"), [("esm", "vocab_size"), ("autoformer", "prediction_length"), ("hunyuan_v1_dense", "head_dim")]
+)
 def test_incomplete_defaults_are_completed_by_rule(name: str, field: str) -> None:
     source = resolve(name)
     assert source.config[field] == source.filled[field]
 
 
 def test_incomplete_defaults_without_a_rule_name_the_field() -> None:
-    with pytest.raises(MldebugError, match="default config of gemma4_assistant is incomplete: .*hidden_size_per_layer_input") as caught:
+    with pytest.raises(
+        MldebugError, match=r"default config of gemma4_assistant is incomplete: .*hidden_size_per_layer_input"
+    ) as caught:
         resolve("gemma4_assistant")
     assert "config.json of a gemma4_assistant" in caught.value.hint
