@@ -7,8 +7,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
@@ -58,12 +59,7 @@ def tiny_tokenizer(
         text = None if from_scratch is None else Path(from_scratch)
         made = _shrink(opened, vocab_size, folder, drop_unused_added, text)
         write_json(folder / ID_MAP, {str(old): new for old, new in made.id_map.items()})
-        sample = SAMPLE if text is None or made.has_bytes else sample_of(text)
-        unknown = made.loaded.ids.get(made.vocabulary.unknown or "")
-        mapped = None if unknown is None else lambda id: made.id_map.get(id, unknown)
-        checks = check_tokenizer(
-            opened.loaded, made.loaded, folder, opened.load, sample, mapped, made.vocabulary.unknown
-        )
+        checks = _checked(opened, made, folder, text)
         files = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
     return TinyTokenizerReport(
         source=str(source),
@@ -102,6 +98,22 @@ def shrink_tokenizer(
         return _shrink(opened, size, target, drop_unused_added).id_map
 
 
+def _checked(opened: Opened, made: _Made, folder: Path, text: Path | None) -> tuple[TokenizerCheck, ...]:
+    """The checks, with texts and unknown words that suit the vocabulary."""
+    unknown, sample = made.vocabulary.unknown, list(SAMPLE)
+    mapped: Callable[[int], int] | None = None
+    if text is not None and "bytes" not in made.vocabulary.required:
+        sample = [] if unknown is not None else sample_of(text)  # whole words of another text cannot be compared
+        unknown = unknown or made.loaded.named.get("unk_token")  # stands for other characters than in the source
+    elif unknown is not None:
+        mapped = partial(_mapped, made.id_map, made.loaded.ids[unknown])
+    return check_tokenizer(opened.loaded, made.loaded, folder, opened.load, sample, mapped, unknown)
+
+
+def _mapped(id_map: Mapping[int, int], unknown: int, id: int) -> int:
+    return id_map.get(id, unknown)
+
+
 @dataclass
 class _Made:
     loaded: Loaded
@@ -112,10 +124,6 @@ class _Made:
     id_map: dict[int, int]
     dropped: tuple[str, ...]
     notes: list[str]
-
-    @property
-    def has_bytes(self) -> bool:
-        return "bytes" in self.vocabulary.required
 
 
 def _shrink(opened: Opened, size: int | None, output: Path, drop: bool, text: Path | None = None) -> _Made:

@@ -135,7 +135,9 @@ def _native(form: Form) -> Callable[[Path], Loaded]:
 
 
 def _directory(source: str | os.PathLike[str], offline: bool | None, stack: contextlib.ExitStack) -> Path:
-    path = Path(source)
+    path, text = Path(source), os.fspath(source)
+    if not text.strip():
+        raise UsageError("the source is an empty name", "give the folder of a tokenizer")
     if path.is_dir():
         return path
     if path.is_file():
@@ -144,10 +146,9 @@ def _directory(source: str | os.PathLike[str], offline: bool | None, stack: cont
         if path.name == "vocab.json" and path.with_name("merges.txt").is_file():
             shutil.copyfile(path.with_name("merges.txt"), folder / "merges.txt")
         return folder
-    text = os.fspath(source)
     local = text.startswith((".", "/", "~")) or text.count("/") > 1 or path.suffix in (".json", ".txt", ".model")
-    if local or not text.strip():
-        raise UsageError(f"{text or 'an empty name'}: no such file or folder", "give the folder of a tokenizer")
+    if local:
+        raise UsageError(f"{text}: no such file or folder", "give the folder of a tokenizer")
     return _from_hub(text, offline)
 
 
