@@ -105,7 +105,7 @@ def _language(facts: Facts, made: Values) -> None:
 def _reformer(facts: Facts, made: Values) -> None:
     """Trained only at the one length that its axial positions make."""
     length = math.prod(facts.config.axial_pos_shape)
-    if facts.config.axial_pos_embds and length <= 4096:
+    if facts.config.axial_pos_embds and length <= (facts.positions or 0):
         made["input_ids"] = facts.ids(facts.batch, length)
         made["attention_mask"] = torch.ones_like(made["input_ids"])
 
