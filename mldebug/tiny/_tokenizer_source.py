@@ -146,7 +146,12 @@ def _directory(source: str | os.PathLike[str], offline: bool | None, stack: cont
         if path.name == "vocab.json" and path.with_name("merges.txt").is_file():
             shutil.copyfile(path.with_name("merges.txt"), folder / "merges.txt")
         return folder
-    local = text.startswith((".", "/", "~")) or text.count("/") > 1 or path.suffix in (".json", ".txt", ".model")
+    local = (
+        text.startswith((".", "/", "~"))
+        or text.endswith("/")
+        or text.count("/") > 1
+        or path.suffix in (".json", ".txt", ".model")
+    )
     if local:
         raise UsageError(f"{text}: no such file or folder", "give the folder of a tokenizer")
     return _from_hub(text, offline)
