@@ -32,7 +32,9 @@ def check_ids(model: Any, folder: Path, source: Mapping[str, Any], tokenizer: An
         return False, f"past the vocabulary: {', '.join(too_big[:3])}"
     if clash := _clash(source, tiny):
         return False, clash
-    said = f"all {len(found)} ids < {vocab}" if vocab else "there is no vocabulary"
+    said = (
+        f"all {len(found)} ids < {vocab}" if vocab and found else f"{'no ids are named' if vocab else 'no vocabulary'}"
+    )
     if tokenizer is not None and vocab:
         top = max(tokenizer.get_vocab().values(), default=-1)
         if top >= vocab:

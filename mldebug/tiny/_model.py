@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.tiny._model_files import folder_beside, put, refuse
 from mldebug.tiny._model_report import TinyModelReport, budget_check, parse_bytes
-from mldebug.tiny._model_sides import generation_config, load_sides, set_generation, shrunk_tokenizer, side_files
+from mldebug.tiny._model_sides import (
+    generation_config,
+    load_sides,
+    set_generation,
+    shrunk_tokenizer,
+    side_files,
+    with_ids_of,
+)
 
 if TYPE_CHECKING:
     from mldebug.tiny._checks_config import Check
@@ -135,11 +142,14 @@ def _from_source(
         id_map = shrunk_tokenizer(found, tokenizer, options["vocab"], folder, trust_remote_code)
         if id_map is not None:
             options = {**options, "vocab": None}
+        config = found.config
+        if tokenizer is not None and id_map is not None:
+            config = with_ids_of(config, folder, id_map)
         generation = generation_config(found.directory)
     with clock.measure("import"):
-        class_of(found.config, options["model_class"], trust_remote_code)  # the one module of models that is needed
+        class_of(config, options["model_class"], trust_remote_code)  # the one module of models that is needed
     with clock.measure("build"):
-        made, shrunk = _build(found.name, found.config, options, id_map, generation, folder, trust_remote_code)
+        made, shrunk = _build(found.name, config, options, id_map, generation, folder, trust_remote_code)
         made.directory = found.directory
         made.notes += side_files(found.directory, tokenizer, folder, made.model, id_map or shrunk.id_map)
         write_recipe(
@@ -149,7 +159,7 @@ def _from_source(
                     "name": found.name,
                     "kind": found.kind,
                     "sha256": found.sha256,
-                    "config": found.config,
+                    "config": config,
                     "generation_config": generation,
                 },
                 "rules": _rules_version(),

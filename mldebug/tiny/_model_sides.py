@@ -27,6 +27,29 @@ def shrunk_tokenizer(
     return shrink_tokenizer(directory, vocab, folder, trust_remote_code=trust_remote_code)
 
 
+def with_ids_of(config: Mapping[str, Any], folder: Path, id_map: Mapping[int, int]) -> dict[str, Any]:
+    """`config` with the begin, end and padding ids of the tokenizer in `folder`, as they were before `id_map`: for a
+    tokenizer that is not the source's own, whose ids mean other tokens."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    before = {new: old for old, new in id_map.items()}
+    ids = {name: before.get(getattr(tokenizer, name)) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+    def changed(level: Mapping[str, Any], top: bool) -> dict[str, Any]:
+        reads = top or "vocab_size" in level
+        return {
+            key: changed(value, False)
+            if isinstance(value, Mapping)
+            else ids[key]
+            if reads and value is not None and ids.get(key) is not None
+            else value
+            for key, value in level.items()
+        }
+
+    return changed(config, True)
+
+
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",

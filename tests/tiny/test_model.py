@@ -172,6 +172,15 @@ class TestWithATokenizer:
         assert (report.path / "tokenizer.json").exists()
         assert report.model.config.vocab_size == len(transformers.AutoTokenizer.from_pretrained(report.path))
 
+    def test_its_ids_are_the_models(self, tmp_path: Path) -> None:
+        tokenizer().save_pretrained(tmp_path / "words")
+        report = tiny_model("llama", tmp_path / "tiny", tokenizer=tmp_path / "words")
+        assert report.ok, report.text()
+        made, config = transformers.AutoTokenizer.from_pretrained(report.path), report.model.config
+        assert (config.bos_token_id, config.eos_token_id) == (made.bos_token_id, made.eos_token_id)
+        again = tiny_model(from_recipe=report.path, output=tmp_path / "again")
+        assert again.ok and hashes(again.path) == hashes(report.path)
+
     def test_a_vocabulary_below_the_floor_is_refused(self, llama_folder: Path, tmp_path: Path) -> None:
         with pytest.raises(MldebugError, match="floor"):
             tiny_model(llama_folder, tmp_path / "tiny", vocab=50)
