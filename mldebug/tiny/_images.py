@@ -155,7 +155,7 @@ def _image_tokens(tree: Sequence[Level], before: Mapping[str, Level], setter: Se
 def _image_unit(level: Level, tree: Sequence[Level]) -> int:
     places = [level, *(other for other in tree if other.parent is level), *([level.parent] if level.parent else [])]
     for place in places:
-        patch = place.fields.get("patch_size", place.fields.get("patch_stride"))
+        patch = place.fields.get("patch_stride", place.fields.get("patch_size"))
         patch = max(patch) if is_ints(patch) else patch
         if is_int(patch):
             stages = next((len(value) for key, value in place.fields.items() if role_of(key, value) == "stages"), 1)

@@ -143,7 +143,7 @@ _CODEBOOKS = re.compile(
 )
 _FILTERS = re.compile(r"^(num_filters|n_filters|decoder_num_filters|encoder_num_filters)$")
 _HIDDEN = re.compile(
-    r"^(hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|emb_dim|embedding_size|embedding_dim|\w*hidden_sizes?|embed_dims|hidden_dims|"
+    r"^(pooler_output_size|hidden_size|d_model|n_embd|embed_dim|dim|hidden_dim|emb_dim|embedding_size|embedding_dim|\w*hidden_sizes?|embed_dims|hidden_dims|"
     r"embed_dim_per_stage|\w*_hidden_dim|d_latents|model_dim|n_embed|encoder_hidden_size|decoder_hidden_size|dim_model|width|"
     r"hidden_size_\w+|output_hidden_size|out_hidden_size|vision_hidden_size|text_hidden_size|audio_hidden_size|projection_dim|lm_hidden_size|"
     r"encoder_channels|backbone_channel_list|base_attn_unit_dims)$"
