@@ -209,6 +209,10 @@ def _believe(facts: Facts, exc: Exception, extra: list[str], inputs: Values) -> 
         if features != now and features < 20000:
             facts.count[kind] = features
             return True
+    found = re.search(r"image placeholder tokens \((\d+)\) does not match .{0,60}?\((\d+)\)", text)
+    if found and int(found[2]) != facts.count.get("image"):
+        facts.count["image"] = int(found[2])
+        return True
     if found := re.search(r"size \(?(\d+)\D{1,4}(\d+)\)? ?doesn't match.*?\(?(\d+)\D{1,4}(\d+)\)?", text):
         wanted = int(found[3]), int(found[4])
         if wanted != facts.size:

@@ -110,7 +110,61 @@ def _reformer(facts: Facts, made: Values) -> None:
         made["attention_mask"] = torch.ones_like(made["input_ids"])
 
 
+def _robot(facts: Facts, made: Values) -> None:
+    """One camera, and a chunk of actions to predict."""
+    made["pixel_values"] = facts.floats(facts.batch, 1, facts.channels, *facts.size)
+    made["pixel_attention_mask"] = torch.ones(facts.batch, 1, dtype=torch.bool)
+    made["actions"] = facts.floats(facts.batch, facts.number("chunk_size"), facts.number("max_action_dim"))
+    made["state"] = facts.floats(facts.batch, facts.number("max_state_dim"))
+
+
+def _speech_frames(facts: Facts, made: Values) -> None:
+    made["hidden_states"] = facts.floats(facts.batch, 64, facts.config.input_size)
+    made["mask"] = torch.ones(facts.batch, 64, dtype=torch.bool)
+
+
+def _detector(facts: Facts, made: Values) -> None:
+    """One level of features with its positions."""
+    width = facts.config.hidden_size
+    made["vision_features"] = [facts.floats(facts.batch, width, 4, 4)]
+    made["vision_pos_embeds"] = [facts.floats(facts.batch, width, 4, 4)]
+    made["text_features"] = facts.floats(facts.batch, 6, width)
+
+
+def _no_cache(_facts: Facts, made: Values) -> None:
+    """The state that a cache keeps is changed in place, which gradients do not survive."""
+    made["use_cache"] = False
+
+
+def _delay(facts: Facts, made: Values) -> None:
+    """An embedding of the delay that the tokens have."""
+    made["t_cond"] = facts.floats(facts.batch, 1, facts.config.hidden_size)
+
+
+def _drawing(facts: Facts, made: Values) -> None:
+    """A picture to read and the grid of one to draw."""
+    made["image_grid_thw"] = torch.tensor([facts.grid, facts.grid] * facts.batch)
+    made["images_per_sample"] = torch.tensor([2] * facts.batch)
+
+
+def _drafting(facts: Facts, made: Values) -> None:
+    """States of several layers of the model that is helped, side by side."""
+    width = facts.config.hidden_size
+    wide = [module.in_features for module in facts.model.modules() if isinstance(module, torch.nn.Linear)]
+    made["context_hidden_states"] = facts.floats(
+        facts.batch, facts.length, max((size for size in wide if size % width == 0), default=width)
+    )
+
+
 SPECIAL: dict[str, Callable[[Facts, Values], None]] = {
+    "glm_image": _drawing,
+    "muse_glimmer_assistant": _drafting,
+    "phi4_multimodal_audio": _speech_frames,
+    "pi0": _robot,
+    "rwkv": _no_cache,
+    "sam3_detr_encoder": _detector,
+    "sam3_lite_text_detr_encoder": _detector,
+    "voxtral_realtime_text": _delay,
     "csm_depth_decoder_model": _csm_depth,
     "dia": _dia,
     "dia_decoder": _dia_decoder,
