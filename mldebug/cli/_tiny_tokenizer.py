@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mldebug.cli._parser import Parser, add_common
+from mldebug.cli._parser import Parser
 from mldebug.core.errors import UsageError
 from mldebug.core.report import emit
 
@@ -39,7 +39,10 @@ def add_arguments(parser: Parser) -> None:
         "--trust-remote-code", action="store_true", help="run the tokenizer's own Python code, if SOURCE has some"
     )
     parser.add_argument("--offline", action="store_true", help="look for a hub id in the cache only")
-    add_common(parser, output="the folder to write the tokenizer to")
+    parser.add_argument("-o", "--output", metavar="DIR", help="the new folder to write the tokenizer to")
+    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout instead of text")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless there is trouble")
+    parser.add_argument("--no-color", action="store_true", help="no terminal colours; NO_COLOR=1 does the same")
 
 
 def run(args: argparse.Namespace) -> int:

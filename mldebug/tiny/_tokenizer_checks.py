@@ -5,9 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from mldebug.tiny._tokenizer_load import Loaded, quiet
 from mldebug.tiny._tokenizer_report import TokenizerCheck
+
+T = TypeVar("T")
+REFUSED = "raises "
 
 SAMPLE = (
     "The quick brown fox jumps over the lazy dog, and doesn't look back.",
@@ -87,17 +91,19 @@ def _round_trip(source: Loaded, tiny: Loaded, sample: Sequence[str]) -> Tokenize
     if not sample:
         return TokenizerCheck("round trip", None, "whole words of another text: there is nothing to compare")
     wrong = []
-    exact = 0
+    exact = refused = 0
     for text in sample:
-        want, got = source.decode(source.encode(text)), tiny.decode(tiny.encode(text))
-        exact += text in got
+        want, got = _tried(_there_and_back, source, text), _tried(_there_and_back, tiny, text)
+        refused += want.startswith(REFUSED)
+        exact += not got.startswith(REFUSED) and text in got
         if want != got and not (text and text in got):
             wrong.append(f"{text[:20]!r} decodes to {_differs(want, got)}")
     if wrong:
         return TokenizerCheck("round trip", False, f"{len(wrong)} of {len(sample)} texts differ: {wrong[0]}")
-    return TokenizerCheck(
-        "round trip", True, f"{len(sample)} texts decode as the source decodes them, {exact} of them exactly"
-    )
+    if refused == len(sample):
+        return TokenizerCheck("round trip", False, f"the source encodes no text at all: it {want}")
+    why = f"{len(sample)} texts decode as the source decodes them, {exact} of them exactly"
+    return TokenizerCheck("round trip", True, why + (f"; {refused} are refused by both" if refused else ""))
 
 
 def _same_words(source: Loaded, tiny: Loaded, sample: Sequence[str], mapped: Callable[[int], int]) -> TokenizerCheck:
@@ -106,6 +112,22 @@ def _same_words(source: Loaded, tiny: Loaded, sample: Sequence[str], mapped: Cal
     if wrong:
         return TokenizerCheck("round trip", False, f"{len(wrong)} of {len(sample)} texts differ: {wrong[0][:20]!r}")
     return TokenizerCheck("round trip", True, f"{len(sample)} texts: words that were kept stay, others are unknown")
+
+
+def _there_and_back(loaded: Loaded, text: str) -> str:
+    return loaded.decode(loaded.encode(text))
+
+
+def _tried(what: Callable[[Loaded, str], T], loaded: Loaded, text: str) -> T | str:
+    """What comes out, or the error in words: a tokenizer may refuse a text, and its tiny version must as well."""
+    try:
+        return what(loaded, text)
+    except Exception as exc:  # a tokenizer raises what it likes
+        return f"{REFUSED}{type(exc).__name__}: {(str(exc).splitlines() or [''])[0][:200]}"
+
+
+def _encoded(loaded: Loaded, text: str) -> list[int]:
+    return loaded.encode(text)
 
 
 def _differs(want: str, got: str) -> str:
@@ -122,9 +144,13 @@ def _special_tokens(source: Loaded, tiny: Loaded, unknown: str | None) -> Tokeni
     lost = [token for token in kept if token not in tiny.added]
     if lost:
         return TokenizerCheck(name, False, f"no longer special: {', '.join(lost[:5])}")
+
+    def marks(loaded: Loaded, text: str) -> list[str]:
+        return _specials_in(loaded, loaded.encode(text), kept)
+
     for token in kept:
         for text in (token, f"ab {token} cd", f"ab{token}cd"):
-            want, got = _specials_in(source, source.encode(text), kept), _specials_in(tiny, tiny.encode(text), kept)
+            want, got = _tried(marks, source, text), _tried(marks, tiny, text)
             if want != got:
                 return TokenizerCheck(name, False, f"{text!r} has {got} and not {want}")
     for text in SAMPLE[:4] if unknown is None else ("",):  # more words are unknown now, and skipped as such
@@ -136,16 +162,20 @@ def _special_tokens(source: Loaded, tiny: Loaded, unknown: str | None) -> Tokeni
 
 def _inserted_differ(source: Loaded, tiny: Loaded, text: str, kept: Collection[str]) -> str | None:
     """Why what is put around a text, or left out in decoding, differs; None where it does not."""
-    if source.pair is not None and tiny.pair is not None:
-        (want, kinds), (got, new_kinds) = source.pair(text, "pair"), tiny.pair(text, "pair")
-        if _specials_in(source, want, kept) != _specials_in(tiny, got, kept):
-            return f"a pair has {_specials_in(tiny, got, kept)} and not {_specials_in(source, want, kept)}"
-        if list(dict.fromkeys(kinds)) != list(dict.fromkeys(new_kinds)):
-            return f"a pair has the type ids {sorted({*new_kinds})} and not {sorted({*kinds})}"
-    if source.skipping is not None and tiny.skipping is not None:
-        want_text, got_text = source.skipping(source.encode(text)), tiny.skipping(tiny.encode(text))
-        if want_text != got_text:
-            return f"without special tokens {text[:20]!r} decodes to {_differs(want_text, got_text)}"
+
+    def around_two(loaded: Loaded, text: str) -> tuple[list[str], list[int]]:
+        ids, kinds = loaded.pair(text, "pair") if loaded.pair is not None else ([], [])
+        return _specials_in(loaded, ids, kept), list(dict.fromkeys(kinds))
+
+    def skipped(loaded: Loaded, text: str) -> str:
+        return loaded.skipping(loaded.encode(text)) if loaded.skipping is not None else ""
+
+    want, got = _tried(around_two, source, text), _tried(around_two, tiny, text)
+    if want != got:
+        return f"a pair has the special tokens and type ids {got} and not {want}"
+    want_text, got_text = _tried(skipped, source, text), _tried(skipped, tiny, text)
+    if want_text != got_text:
+        return f"without special tokens {text[:20]!r} decodes to {_differs(want_text, got_text)}"
     return None
 
 
@@ -187,7 +217,8 @@ def _ids(tiny: Loaded) -> TokenizerCheck:
     holes = sorted(set(range(tiny.size)) ^ set(tiny.ids.values()))
     if holes:
         return TokenizerCheck("ids", False, f"{len(holes)} ids are missing or too high: {holes[:5]}")
-    most = max((id for text in SAMPLE for id in tiny.encode(text)), default=0)
+    encoded = [_tried(_encoded, tiny, text) for text in (*SAMPLE, *list(tiny.added)[:2000])]
+    most = max((id for ids in encoded if not isinstance(ids, str) for id in ids), default=0)
     if most >= tiny.size:
         return TokenizerCheck("ids", False, f"encoding gives id {most}, and there are {tiny.size:,} tokens")
     return TokenizerCheck("ids", True, f"0 to {tiny.size - 1:,} without a hole; encoding gives no others")
@@ -201,10 +232,10 @@ def _reload(source: Loaded, tiny: Loaded, folder: Path, load: Callable[[Path], L
         return TokenizerCheck("reload", False, f"{loaded.size:,} tokens after reload, with {extra or 'other ids'}")
     what = "saved and loaded again" if callable(getattr(tiny.object, "save_pretrained", None)) else "loaded again"
     why = f"{what}: {loaded.size:,} tokens, same ids"
-    wrong = [text for text in SAMPLE if loaded.encode(text) != tiny.encode(text)]
+    wrong = [text for text in SAMPLE if _tried(_encoded, loaded, text) != _tried(_encoded, tiny, text)]
     if wrong:
         again = reloaded(source, folder, load) if what.startswith("saved") else source
-        if all(again.encode(text) == source.encode(text) for text in wrong):
+        if all(_tried(_encoded, again, text) == _tried(_encoded, source, text) for text in wrong):
             return TokenizerCheck("reload", False, f"{wrong[0][:20]!r} is encoded otherwise after reload")
         why += f"; its class encodes {wrong[0][:20]!r} otherwise after reload, the source's too"
     return TokenizerCheck("reload", True, why)

@@ -114,6 +114,9 @@ def below_the_floor(opened: Opened, plan: Plan, wanted: int, drop: bool) -> Usag
             f"; --drop-unused-added would remove {len(unused):,} added tokens that nothing names ({shown}) and bring "
             f"the floor to {without.floor:,}"
         )
+    characters = len(plan.vocabulary.required.get("characters", []))
+    if characters > plan.floor / 2:
+        hint += "; --from-scratch FILE takes only the characters of a text"
     return UsageError(
         f"a vocabulary of {wanted:,} is below the floor of {opened.name}, {plan.floor:,} tokens: {plan.why}", hint
     )

@@ -108,7 +108,7 @@ def mentioned(directory: Path, tokens: Collection[str], templates: Collection[st
     The lists of all added tokens do not count: to be in one is not a use.
     """
     texts = list(templates)
-    for path in sorted(directory.rglob("*.jinja")):
+    for path in sorted([*directory.glob("*.jinja"), *directory.glob("*templates/*.jinja")]):
         texts.append(path.read_text(encoding="utf-8", errors="replace"))
     values: set[str] = set(named_specials(directory).values())
     for name in ("config.json", "generation_config.json", "processor_config.json", "preprocessor_config.json"):

@@ -347,6 +347,21 @@ def test_each_check_can_fail(change: Callable[[dict[str, Any]], None], check: st
     assert {each.name: each.ok for each in checks}[check] is False
 
 
+def test_a_text_that_the_source_refuses_is_refused_as_well(tmp_path: Path) -> None:
+    source = kit.wordpiece(tmp_path / "source")
+    document = json.loads((source / "tokenizer.json").read_text())
+    document["model"]["unk_token"] = "[nothing]"
+    (source / "tokenizer.json").write_text(json.dumps(document))
+    config(source, tokenizer_class="PreTrainedTokenizerFast")
+    with pytest.raises(Exception, match="Missing"):
+        load_transformers(source).encode("\u16a0\u16a2")
+    report = tiny_tokenizer(source, 600, tmp_path / "out")
+    assert report.ok, report.text()
+    with pytest.raises(UsageError) as caught:
+        tiny_tokenizer(source, 100, tmp_path / "never")
+    assert "--from-scratch FILE takes only the characters of a text" in caught.value.hint
+
+
 def test_a_reload_with_more_tokens_fails(tmp_path: Path) -> None:
     one, other = kit.byte_bpe(tmp_path / "one", 900), kit.byte_bpe(tmp_path / "other", 1000)
     loaded = load_tokenizers(one / "tokenizer.json")
