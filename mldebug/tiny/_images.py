@@ -109,7 +109,7 @@ def _image_ratio(tree: Sequence[Level], before: Mapping[str, Level]) -> float | 
     for level in tree:
         old = before[level.path].fields.get("image_size") if level.path in before else None
         new = level.fields.get("image_size")
-        old, new = (value[0] if is_ints(value) else value for value in (old, new))
+        old, new = (value[0] if isinstance(value, list) and value else value for value in (old, new))
         if is_int(old) and is_int(new) and old and old != new:
             return int(new or 0) / int(old or 1)
     return None
@@ -156,10 +156,10 @@ def _image_unit(level: Level, tree: Sequence[Level]) -> int:
     places = [level, *(other for other in tree if other.parent is level), *([level.parent] if level.parent else [])]
     for place in places:
         patch = place.fields.get("patch_stride", place.fields.get("patch_size"))
-        patch = max(patch) if is_ints(patch) else patch
-        if is_int(patch):
+        patch = max(patch) if isinstance(patch, list) and is_ints(patch) else patch
+        if isinstance(patch, int):
             stages = next((len(value) for key, value in place.fields.items() if role_of(key, value) == "stages"), 1)
             if stages > 1:
-                return max(64, int(patch or 1) * 2 ** (stages - 1) * 2)
-            return int(patch or 1) * 4
+                return int(max(64, patch * 2 ** (stages - 1) * 2))
+            return patch * 4
     return 64

@@ -38,7 +38,7 @@ class Level:
     def number(self, key: str) -> int:
         """The field's value if it is a number, else 0."""
         value = self.fields.get(key)
-        return value if is_int(value) else 0
+        return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def levels(config: dict[str, Any], path: str = "", parent: Level | None = None) -> Iterator[Level]:
