@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,7 @@ def check_diff(model: Any, source: Mapping[str, Any], changes: Mapping[str, tupl
     differing = [
         path
         for path, old, new in differences(whole, tiny)
-        if path.rpartition(".")[2] not in _UNIMPORTANT and not (old is None and type(new) is int)  # follows from sizes
+        if path.rpartition(".")[2] not in _UNIMPORTANT and not _follows(path, old, new)
     ]
     declared = set(changes)
     odd = [path for path in differing if path not in declared and not _inside(path, declared)]
@@ -133,6 +134,14 @@ def check_diff(model: Any, source: Mapping[str, Any], changes: Mapping[str, tupl
         shown = ", ".join(f"{path} {values[path][0]!r} became {values[path][1]!r}" for path in odd[:3])
         return False, f"{len(odd)} undeclared: {shown}"
     return True, f"{len(differing)} fields differ from the source, all of them sizes"
+
+
+def _follows(path: str, old: Any, new: Any) -> bool:
+    """Whether the config class works a size out from others, such as a count of layers from a list of stages."""
+    if type(new) is not int:
+        return False
+    sized = re.search(r"layers|size|dim|heads|width|depth|^num_", path.rpartition(".")[2]) is not None
+    return old is None or (type(old) is int and new < old and sized)
 
 
 def _with_defaults(model: Any, source: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -56,6 +56,7 @@ ALWAYS = (
     "grid_thw",
     "image_grid_hw",
     "image_sizes",
+    "target_sizes",
     "spatial_shapes",
     "pixel_attention_mask",
     "pixel_position_ids",
@@ -133,7 +134,9 @@ MAKERS: dict[str, Callable[[Facts], list[Maker]]] = {
     "input_values": waves,
     "input_features_mask": lambda facts: [mask_of("input_features"), _nothing],
     "feature_attention_mask": _one(mask_of("input_features")),
-    "audio_mel_mask": _one(mask_of("audio_mel", dtype=torch.bool)),
+    "audio_mel_mask": _one(
+        lambda facts, made: torch.zeros(made["audio_mel"].shape[:2], dtype=torch.bool)
+    ),  # marks padding
     "padding_mask": _one(mask_of("input_values", "input_features", dtype=torch.bool)),
     "input_values_mask": _one(mask_of("input_values")),
     "input_ids": input_ids,
