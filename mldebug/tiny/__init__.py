@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mldebug.tiny._dataset import TinyDatasetReport, tiny_dataset
+    from mldebug.tiny._inputs import example_inputs
     from mldebug.tiny._model import TinyModelReport, tiny_model
     from mldebug.tiny._pack import PackReport, UnpackReport, pack, unpack
     from mldebug.tiny._tokenizer import TinyTokenizerReport, tiny_tokenizer
@@ -23,6 +24,7 @@ __all__ = [
     "TinyModelReport",
     "TinyTokenizerReport",
     "UnpackReport",
+    "example_inputs",
     "pack",
     "tiny_dataset",
     "tiny_model",
@@ -37,6 +39,7 @@ _HOMES = {
     "TinyModelReport": "_model",
     "TinyTokenizerReport": "_tokenizer",
     "UnpackReport": "_pack",
+    "example_inputs": "_inputs",
     "pack": "_pack",
     "tiny_dataset": "_dataset",
     "tiny_model": "_model",
