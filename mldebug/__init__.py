@@ -22,7 +22,18 @@ if TYPE_CHECKING:
         diagnose,
         scalar_logger,
     )
-    from mldebug.tiny import TinyModelReport, TinyTokenizerReport, tiny_model, tiny_tokenizer
+    from mldebug.tiny import (
+        PackReport,
+        TinyDatasetReport,
+        TinyModelReport,
+        TinyTokenizerReport,
+        UnpackReport,
+        pack,
+        tiny_dataset,
+        tiny_model,
+        tiny_tokenizer,
+        unpack,
+    )
 
 __version__ = "0.1.0"
 
@@ -32,14 +43,20 @@ __all__ = [
     "MldebugError",
     "NumericsError",
     "NumericsReport",
+    "PackReport",
+    "TinyDatasetReport",
     "TinyModelReport",
     "TinyTokenizerReport",
+    "UnpackReport",
     "__version__",
     "check",
     "diagnose",
+    "pack",
     "scalar_logger",
+    "tiny_dataset",
     "tiny_model",
     "tiny_tokenizer",
+    "unpack",
 ]
 
 # Public name -> the module that defines it. Type checkers read the imports above instead.
@@ -49,13 +66,19 @@ _HOMES = {
     "MldebugError": "mldebug.core.errors",
     "NumericsError": "mldebug.numerics",
     "NumericsReport": "mldebug.numerics",
+    "PackReport": "mldebug.tiny",
+    "TinyDatasetReport": "mldebug.tiny",
     "TinyModelReport": "mldebug.tiny",
     "TinyTokenizerReport": "mldebug.tiny",
+    "UnpackReport": "mldebug.tiny",
     "check": "mldebug.numerics",
     "diagnose": "mldebug.numerics",
+    "pack": "mldebug.tiny",
     "scalar_logger": "mldebug.numerics",
+    "tiny_dataset": "mldebug.tiny",
     "tiny_model": "mldebug.tiny",
     "tiny_tokenizer": "mldebug.tiny",
+    "unpack": "mldebug.tiny",
 }
 
 

@@ -39,6 +39,11 @@ COMMANDS = {
         "its vocabulary is most of a tiny model",
         "make the same tokenizer with fewer tokens, and check it",
     ),
+    "tiny-dataset": (
+        "mldebug.cli._tiny_dataset",
+        "the real data is too big to try things on, or too clean",
+        "take a few rows of any dataset, odd ones too; `pack` and `unpack` records",
+    ),
 }
 
 

@@ -1,0 +1,293 @@
+"""tiny_dataset: a few rows of any dataset, as a small one that loads anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._dataset_cover import pick_cover
+from mldebug.tiny._dataset_media import Shrinker
+from mldebug.tiny._dataset_pick import Picked, pick_first, pick_random, pick_stratified
+from mldebug.tiny._dataset_report import SplitFacts, TinyDatasetReport
+from mldebug.tiny._dataset_rows import Limits, Reader, Row, Taken
+from mldebug.tiny._dataset_source import Opened, open_source
+from mldebug.tiny._dataset_tar import TarReader, decoded
+from mldebug.tiny._dataset_write import (
+    RECORD,
+    check_sample,
+    folder_size,
+    make_table,
+    samples_as_rows,
+    write_card,
+    write_parquet,
+    write_record,
+    write_samples,
+)
+from mldebug.tiny._model_files import folder_beside, put
+
+__all__ = ["TinyDatasetReport", "tiny_dataset"]
+
+WAYS = ("first", "random", "stratified", "cover")
+
+
+def tiny_dataset(
+    source: str | os.PathLike[str],
+    n: int,
+    output: str | os.PathLike[str],
+    *,
+    rows: str = "first",
+    seed: int = 0,
+    by: str | None = None,
+    splits: Sequence[str] | None = None,
+    config: str | None = None,
+    side: int = 32,
+    format: str = "auto",
+    fill_missing: bool = False,
+    strict: bool = False,
+    max_rows: int = Limits.rows,
+    max_bytes: int = Limits.bytes,
+    max_seconds: float = Limits.seconds,
+    offline: bool | None = None,
+    force: bool = False,
+) -> TinyDatasetReport:
+    """Write `n` rows of each split of `source` to the new folder `output`, which `load_dataset` loads, and report.
+
+    `source` is a file (JSON lines, JSON, CSV, Parquet, Arrow, text, a webdataset tar; also compressed), a pattern such
+    as "data/*.parquet", a folder of such files, an image or audio folder, what `save_to_disk` wrote, or the id of a hub
+    repository, which is streamed. `rows` says which: the "first"; "random" ones; "stratified", random with every label
+    (of the column `by`); or "cover", at least one of each kind of oddity: None and empty values, the shortest and the
+    longest, each label, each image format and mode. To choose them at most `max_rows` rows, `max_bytes` bytes and
+    `max_seconds` seconds of the source are looked at.
+
+    The result is Parquet with the bytes of pictures and sounds in it, pictures at most `side` pixels long; tars stay
+    tars (`format` "parquet" or "tar" chooses), with the members that each sample has, or with `fill_missing` an empty
+    text or a JSON null for those it lacks. Features, splits and the card are kept. A row that cannot be read is left
+    out and named; with `strict` it is an MldebugError, as is a source without rows. The folder appears when it is
+    complete; `force` replaces an earlier tiny dataset.
+
+        report = tiny_dataset("data/train.jsonl", 100, "tiny", rows="cover")
+        dataset = load_dataset("tiny")
+    """
+    begin = time.perf_counter()
+    _check(n, rows, side, format, max_rows, max_bytes, max_seconds)
+    target = Path(output)
+    refuse(target, force)
+    limits = Limits(max_rows, max_bytes, max_seconds)
+    with quiet(), folder_beside(target) as folder:
+        opened = open_source(source, config=config, offline=offline)
+        as_tar = _as_tar(format, opened)
+        facts: dict[str, SplitFacts] = {}
+        files: dict[str, tuple[Path, int, Any]] = {}
+        notes = list(opened.notes)
+        for name in _chosen(opened, splits):
+            reader = opened.splits[name]
+            shrinker = Shrinker(reader.features, side, opened.root)
+            picked = _pick(reader, n, rows, limits, f"{seed} {name}", by, shrinker)
+            if strict and picked.skipped:
+                raise MldebugError(
+                    f"a row cannot be read: {picked.skipped[0]}", "mend it, or leave strict out to go on"
+                )
+            if picked.taken:
+                path, features, more = _write(folder, name, reader, picked.taken, as_tar, fill_missing)
+                files[name] = (path, len(picked.taken), features)
+                picked.notes += more
+            picked.notes += [f"{text} ({times} times)" for text, times in shrinker.notes.items()]
+            facts[name] = _facts(picked, n, rows, reader.count, files.get(name))
+        if not files:
+            raise _no_rows(opened, facts)
+        notes += [f"split {name} has no rows, and is left out" for name in facts if name not in files]
+        write_card(
+            folder,
+            opened.card or f"# {target.absolute().name}\n",
+            opened.config,
+            files,
+            [f"Source: {opened.name}", *(f"{name}: {facts[name].line()}" for name in files), f"Seed: {seed}"],
+        )
+        record = {"source": opened.name, "kind": opened.kind, "n": n, "rows": rows, "by": by, "seed": seed}
+        record |= {"side": side, "splits": {name: fact.to_dict() for name, fact in facts.items()}}
+        write_record(folder, {"schema": 1, **record, "versions": _versions()})
+        size = folder_size(folder)
+        put(folder, target, force)
+    return TinyDatasetReport(
+        source=opened.name,
+        kind=opened.kind,
+        path=target,
+        rows=rows,
+        seed=seed,
+        splits=facts,
+        columns={name: _type_text(feature) for name, feature in next(iter(files.values()))[2].items()},
+        bytes=size,
+        notes=tuple(notes),
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _pick(reader: Reader, n: int, rows: str, limits: Limits, seed: str, by: str | None, shrinker: Shrinker) -> Picked:
+    rng = random.Random(seed)
+    take = _take_sample(shrinker) if isinstance(reader, TarReader) else shrinker.take
+    if rows == "first":
+        return pick_first(reader, n, take, limits)
+    if rows == "random":
+        return pick_random(reader, n, take, limits, rng)
+    if rows == "stratified":
+        return pick_stratified(reader, n, take, limits, rng, by)
+    return pick_cover(reader, n, take, limits, shrinker, decoded if isinstance(reader, TarReader) else None)
+
+
+def pick_rows(
+    source: str | os.PathLike[str],
+    n: int,
+    rows: str,
+    *,
+    seed: int = 0,
+    by: str | None = None,
+    split: str | None = None,
+    side: int = 32,
+    offline: bool | None = None,
+) -> tuple[str, Picked, Any, Any]:
+    """Rows of one split of a source, for `unpack`: the source's name, what was picked, the table and its features."""
+    _check(n, rows, side, "auto", 1, 1, 1)
+    opened = open_source(source, offline=offline)
+    name = _chosen(opened, None if split is None else [split])[0]
+    reader = opened.splits[name]
+    shrinker = Shrinker(reader.features, side, opened.root)
+    picked = _pick(reader, n, rows, Limits(), f"{seed} {name}", by, shrinker)
+    if not picked.taken:
+        raise _no_rows(opened, {name: _facts(picked, n, rows, reader.count, None)})
+    taken = picked.taken
+    if isinstance(reader, TarReader):
+        reader = Reader()
+        taken, reader.features = samples_as_rows(taken)
+    table, features = make_table(reader, taken)
+    return opened.name, picked, table, features
+
+
+def _take_sample(shrinker: Shrinker) -> Any:
+    def take(row: Row) -> Taken:
+        values = row.load()
+        check_sample(values, row.where)
+        return shrinker.take_sample(row, values)
+
+    return take
+
+
+def _write(
+    folder: Path, split: str, reader: Reader, taken: list[Taken], as_tar: bool, fill: bool
+) -> tuple[Path, Any, list[str]]:
+    if as_tar:
+        return write_samples(folder, split, taken, fill)
+    if isinstance(reader, TarReader):
+        reader = Reader()
+        taken, reader.features = samples_as_rows(taken)
+    table, features = make_table(reader, taken)
+    return write_parquet(folder, split, table, features), features, []
+
+
+def _facts(picked: Picked, n: int, rows: str, count: int | None, file: Any) -> SplitFacts:
+    meter = picked.meter
+    notes = list(picked.notes)
+    if rows != "first" and not meter.complete:
+        of = "the rows after them" if count is None else f"{max(0, count - meter.rows):,} more rows"
+        notes.append(f"not seen: {of}, as the limit of {meter.hit} was reached after {meter.rows:,} rows")
+    elif meter.hit and len(picked.taken) < n and not meter.complete:
+        notes.append(f"the limit of {meter.hit} was reached before {n} rows were found")
+    elif len(picked.taken) < n and rows != "cover":
+        notes.append(f"the source has no more than {len(picked.taken):,} rows that can be used")
+    return SplitFacts(
+        rows=len(picked.taken),
+        seen=meter.rows,
+        complete=meter.complete,
+        bytes=file[0].stat().st_size if file else 0,
+        indices=tuple(row.index for row in picked.taken),
+        covered=picked.covered,
+        skipped=tuple(dict.fromkeys(picked.skipped)),
+        notes=tuple(notes),
+    )
+
+
+def _no_rows(opened: Opened, facts: dict[str, SplitFacts]) -> MldebugError:
+    skipped = [text for fact in facts.values() for text in fact.skipped]
+    if skipped:
+        more = f" (and {len(skipped) - 1} more)" if skipped[1:] else ""
+        return MldebugError(f"{opened.name} has no row that can be used: {skipped[0]}{more}", "mend the source first")
+    return MldebugError(f"{opened.name} has no rows", "give a source that is not empty")
+
+
+def _chosen(opened: Opened, splits: Sequence[str] | None) -> list[str]:
+    if splits is None:
+        return list(opened.splits)
+    for name in splits:
+        if name not in opened.splits:
+            raise UsageError(f"{opened.name} has no split {name!r}", f"its splits: {', '.join(opened.splits)}")
+    return list(dict.fromkeys(splits))
+
+
+def _as_tar(format: str, opened: Opened) -> bool:
+    is_tar = all(isinstance(reader, TarReader) for reader in opened.splits.values())
+    if format == "tar" and not is_tar:
+        raise UsageError(f"{opened.name} is no webdataset, and cannot be written as one", "leave --format out")
+    return is_tar and format != "parquet"
+
+
+def _check(n: int, rows: str, side: int, format: str, max_rows: int, max_bytes: int, max_seconds: float) -> None:
+    if n < 1:
+        raise UsageError(f"a dataset of {n} rows", "-n takes a number of 1 or more")
+    if rows not in WAYS:
+        raise UsageError(f"there is no way {rows!r} to choose rows", f"choose {', '.join(WAYS)}")
+    if side < 1:
+        raise UsageError(f"pictures of {side} pixels", "--side takes a number of 1 or more")
+    if format not in ("auto", "parquet", "tar"):
+        raise UsageError(f"there is no format {format!r}", "choose auto, parquet or tar")
+    if min(max_rows, max_bytes, max_seconds) <= 0:
+        raise UsageError("a limit of 0 lets no row through", "give --max-rows, --max-bytes and --max-seconds above 0")
+
+
+def refuse(target: Path, force: bool, mark: str = RECORD) -> None:
+    """Before any work: what would be in the way at its end. Only a folder with the file `mark` is ever replaced."""
+    if target.is_dir() and any(target.iterdir()):
+        if not force:
+            raise UsageError(
+                f"{target} exists and is not empty", "choose another folder, or --force to replace an earlier one"
+            )
+        if not (target / mark).is_file():
+            raise UsageError(f"{target} was not written by this command: it is not replaced", "choose another folder")
+    elif target.exists() and not target.is_dir():
+        raise UsageError(f"{target} is a file", "choose the name of a new folder")
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {target.absolute().parent}", f"mkdir -p {target.absolute().parent}")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars and warnings of the libraries: the report says what there is to say."""
+    import datasets
+    from datasets.utils import logging
+
+    level, bars = logging.get_verbosity(), datasets.are_progress_bars_disabled()
+    logging.set_verbosity(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if not bars:
+            datasets.enable_progress_bars()
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    import mldebug
+
+    return {"mldebug": mldebug.__version__, **{name: version(name) for name in ("datasets", "pyarrow", "pillow")}}
+
+
+def _type_text(feature: Any) -> str:
+    text = str(getattr(feature, "dtype", None) or "") if type(feature).__name__ == "Value" else ""
+    return text or " ".join(str(feature).split())[:60]

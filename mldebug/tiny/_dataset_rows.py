@@ -1,0 +1,143 @@
+"""What every kind of source gives: rows that are loaded when they are looked at, and a meter of what was read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class BadRow(Exception):
+    """A row that cannot be used. The text says where it is and what is wrong with it."""
+
+
+@dataclass
+class Row:
+    """One row of a source. `load` gives its values and raises BadRow where they cannot be had.
+
+    `where` is for people: a file with a line or a row. `size` is about what reading it took, in bytes. `table` gives
+    the row as an Arrow table of its own where the source is one, so that types pass through untouched.
+    """
+
+    index: int
+    where: str
+    load: Callable[[], Mapping[str, Any]]
+    size: int = 0
+    table: Callable[[], Any] | None = None
+    gap: bool = False  # stands for a part of a source that cannot be read, not for a row
+
+
+@dataclass
+class Taken:
+    """A row of the result: its values, with pictures and sounds embedded and made small."""
+
+    index: int
+    where: str
+    values: dict[str, Any]
+    table: Any = None
+    changed: frozenset[str] = frozenset()  # columns whose values are no longer those of `table`
+
+
+class Reader:
+    """One split of a source. Readers with random access know their `count` and define `fetch` and `sample`."""
+
+    features: Any = None  # datasets.Features, where they are known before a row is read
+    count: int | None = None
+
+    def rows(self) -> Iterator[Row]:
+        """All rows in order, a few of them in memory at a time."""
+        raise NotImplementedError
+
+    def fetch(self, indices: Iterable[int]) -> Iterator[Row]:
+        """The rows with these indices, in order."""
+        wanted = set(indices)
+        last = max(wanted, default=-1)
+        for row in self.rows():
+            if row.index in wanted and not row.gap:
+                yield row
+            if row.index >= last:
+                return
+
+    def sample(self, n: int, rng: Any, meter: Meter) -> tuple[list[int], str]:
+        """`n` random indices and a note on how they were drawn. Only for readers that know their `count`."""
+        raise NotImplementedError
+
+    def column(self, name: str) -> Iterator[tuple[Row, Any]]:
+        """Each row with one of its values; a dotted name reaches into structs. Bad rows are left out."""
+        for row in self.rows():
+            try:
+                yield row, at(row.load(), name)
+            except BadRow:
+                continue
+
+    def table(self, taken: list[Taken]) -> Any:
+        """The rows as an Arrow table, where the source has rules of its own for that."""
+        return None
+
+
+def at(values: Mapping[str, Any], name: str) -> Any:
+    """The value of a column, or of a field inside it by a dotted name."""
+    if name in values:
+        return values[name]
+    value: Any = values
+    for part in name.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a source is looked at, at most, to choose rows."""
+
+    rows: int = 1_000_000
+    bytes: int = 1 << 30
+    seconds: float = 30.0
+
+
+@dataclass
+class Meter:
+    """Counts what was looked at, and says when a limit is reached."""
+
+    limits: Limits
+    rows: int = 0
+    bytes: int = 0
+    hit: str = ""
+    complete: bool = False  # the source ended before a limit
+    _start: float = field(default_factory=time.monotonic)
+
+    def watch(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """The rows until a limit is reached."""
+        for row in rows:
+            if not row.gap:
+                self.rows += 1
+                self.bytes += row.size
+            yield row
+            if self.full():
+                return
+        self.complete = True
+
+    def full(self) -> bool:
+        """Whether a limit is reached; `hit` says which."""
+        limits = self.limits
+        if self.rows >= limits.rows:
+            self.hit = f"{limits.rows:,} rows"
+        elif self.bytes >= limits.bytes:
+            self.hit = f"{size_text(limits.bytes)}"
+        elif time.monotonic() - self._start >= limits.seconds:
+            self.hit = f"{limits.seconds:g} s"
+        return bool(self.hit)
+
+
+def size_text(count: float) -> str:
+    """Bytes for people.
+
+    size_text(2_500_000)  # "2.5 MB"
+    """
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"
