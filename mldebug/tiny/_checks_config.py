@@ -122,16 +122,16 @@ def check_diff(model: Any, source: Mapping[str, Any], changes: Mapping[str, tupl
     """The tiny config differs from the source's only in what the shrinker says that it changed."""
     tiny = model.config.to_dict()
     whole = _with_defaults(model, source)
-    differing = [
-        path
-        for path, old, new in differences(whole, tiny)
-        if path.rpartition(".")[2] not in _UNIMPORTANT and not _follows(path, old, new)
-    ]
+    found = {path: (old, new) for path, old, new in differences(whole, tiny)}
+    differing = [path for path in found if path.rpartition(".")[2] not in _UNIMPORTANT]
     declared = set(changes)
-    odd = [path for path in differing if path not in declared and not _inside(path, declared)]
+    odd = [
+        path
+        for path in differing
+        if path not in declared and not _inside(path, declared) and not _follows(path, *found[path])
+    ]
     if odd:
-        values = {path: (old, new) for path, old, new in differences(whole, tiny)}
-        shown = ", ".join(f"{path} {values[path][0]!r} became {values[path][1]!r}" for path in odd[:3])
+        shown = ", ".join(f"{path} {found[path][0]!r} became {found[path][1]!r}" for path in odd[:3])
         return False, f"{len(odd)} undeclared: {shown}"
     return True, f"{len(differing)} fields differ from the source, all of them sizes"
 
