@@ -6,7 +6,9 @@ import contextlib
 import copy
 import importlib
 import inspect
+import re
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -309,7 +311,7 @@ def _undo(shrunk: Shrunk, cls: Any, failure: Exception, trust_remote_code: bool)
     if wrong is not None:
         raise MldebugError(
             f"the config of {shrunk.config.get('model_type')} cannot be built at full size either: {_says(wrong)}",
-            _missing(wrong, str(shrunk.config.get("model_type"))),
+            _missing(wrong, shrunk.config),
         ) from failure
     paths = [path for path in shrunk.changes if path not in shrunk.pinned]
     levels = sorted({path.rpartition(".")[0] for path in paths})
@@ -377,5 +379,17 @@ def _package(exc: ImportError) -> str:
     return " ".join(str(exc).split())[:200] or "a package is missing"
 
 
-def _missing(exc: Exception, model_type: str) -> str:
-    return f"a field is missing or wrong: give a folder with the config.json of a {model_type} model"
+def _missing(exc: Exception, config: Mapping[str, Any]) -> str:
+    """Name the field that the class looked for in vain, from the error or the line of code that raised it."""
+    found = [exc.name] if isinstance(exc, AttributeError) and exc.name and "Config" in str(exc) else []
+    for frame in reversed(traceback.extract_tb(exc.__traceback__)):
+        found += [name for name in re.findall(r"config\.(\w+)", frame.line or "") if _is_none(config, name)]
+        found += [name for name in re.findall(r"self\.(\w+)", frame.line or "") if _is_none(config, name)]
+    model = f"give a folder with the config.json of a {config.get('model_type')} model"
+    return f"{found[0]} is missing or None: {model}" if found else f"a field is missing or wrong: {model}"
+
+
+def _is_none(config: Mapping[str, Any], name: str) -> bool:
+    places = [config, *(value for value in config.values() if isinstance(value, Mapping))]
+    held = [place[name] for place in places if name in place]
+    return bool(held) and all(value is None for value in held)

@@ -124,6 +124,14 @@ def test_source_that_cannot_be_built_says_so() -> None:
         build(Shrunk(config, {}, [], []))
 
 
+@pytest.mark.parametrize(("model_type", "field"), [("hunyuan_vl_text", "head_dim"), ("chameleon", "vocabulary_map")])
+def test_incomplete_defaults_name_the_missing_field(model_type: str, field: str) -> None:
+    with pytest.raises(MldebugError, match="cannot be built at full size either") as caught:
+        made(model_type)
+    assert field in caught.value.hint
+    assert f"config.json of a {model_type} model" in caught.value.hint
+
+
 def test_full_size_is_only_on_meta(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undoing may not allocate the big model: what is too large is an error that names the field."""
     import mldebug.tiny._build as module
