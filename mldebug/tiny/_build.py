@@ -382,9 +382,9 @@ def _package(exc: ImportError) -> str:
 def _missing(exc: Exception, config: Mapping[str, Any]) -> str:
     """Name the field that the class looked for in vain, from the error or the line of code that raised it."""
     found = [exc.name] if isinstance(exc, AttributeError) and exc.name and "Config" in str(exc) else []
-    for frame in reversed(traceback.extract_tb(exc.__traceback__)):
-        found += [name for name in re.findall(r"config\.(\w+)", frame.line or "") if _is_none(config, name)]
-        found += [name for name in re.findall(r"self\.(\w+)", frame.line or "") if _is_none(config, name)]
+    lines = [frame.line or "" for frame in reversed(traceback.extract_tb(exc.__traceback__))]
+    for owner in ("config", "self"):
+        found += [name for line in lines for name in re.findall(rf"\b{owner}\.(\w+)", line) if _is_none(config, name)]
     model = f"give a folder with the config.json of a {config.get('model_type')} model"
     return f"{found[0]} is missing or None: {model}" if found else f"a field is missing or wrong: {model}"
 
