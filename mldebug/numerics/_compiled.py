@@ -200,7 +200,8 @@ def forget_graphs() -> None:
     _drop_partitioner()
     if dynamo is None:
         return
-    compiled = dynamo.utils.counters["frames"]["ok"] > 0
+    counters = dynamo.utils.counters  # with fullgraph, only the second one counts
+    compiled = counters["frames"]["ok"] > 0 or counters["stats"]["unique_graphs"] > 0
     if compiled and not traced:
         warnings.warn(
             "mldebug: the model was compiled before the recorder was attached; it will be compiled again\n"

@@ -7,7 +7,7 @@ One interleaved run: every round times a block of steps of each variant, in an o
 variant's ratio is the median over rounds of its time over the time without. Each variant has its own model and
 optimizer, equal in every bit at the start. The recorder is attached around its own block only (its hooks are global),
 untimed; each block starts with an untimed step. Compiled variants run in a process each, since hooks that come and go
-would compile the model again; only one process works at a time. Afterwards the recorder that was timed must name a
+would compile the model again; once started, only one process works at a time. Afterwards the recorder that was timed must name a
 random layer in which one inf is planted. Prints one JSON line.
 """
 
@@ -193,6 +193,9 @@ class Remote:
         self.process = context.Process(target=serve, args=(other, args), daemon=True)
         self.process.start()
         other.close()
+
+    def wait(self) -> None:
+        """For the end of its start: those of several variants run side by side."""
         self.memory = self.pipe.recv()
 
     def ask(self, name: str, *arguments: Any) -> Any:
@@ -215,11 +218,14 @@ def measure(model: str, batch: int, device: str, compiled: bool, old: bool, roun
     kind = Remote if compiled else Variant
     with contextlib.redirect_stdout(io.StringIO()):
         variants = {name: kind(name, model, batch, device, compiled) for name in names}
+        for variant in variants.values():
+            if isinstance(variant, Remote):
+                variant.wait()
         times: dict[str, list[float]] = {name: [] for name in names}
         for i in range(rounds):
             for k in range(len(names)):
                 name = names[(i + k) % len(names)]
-                times[name].append(variants[name].block(BLOCK[device]))
+                times[name].append(variants[name].block(BLOCK[device] * (2 if compiled else 1)))
         planted, named = variants["ours"].catch(seed)
     row: dict[str, Any] = {
         "model": model,
