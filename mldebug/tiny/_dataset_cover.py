@@ -42,10 +42,10 @@ def pick_cover(
                 continue  # named by the search already, or a row that no kind needs
     kinds = search.kinds(picked.meter.rows)
     chosen, left = _cover(kinds, search, n)
-    for row in filler:
+    for spare in filler:
         if len(chosen) == n:
             break
-        chosen.setdefault(row.index, row)
+        chosen.setdefault(spare.index, spare)
     picked.taken = [chosen[index] for index in sorted(chosen)]
     picked.covered = {kind: index for kind, index in kinds.items() if kind not in left}
     if left:

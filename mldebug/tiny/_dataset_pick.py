@@ -13,6 +13,7 @@ from mldebug.tiny._dataset_rows import BadRow, Limits, Meter, Reader, Row, Taken
 
 Take = Callable[[Row], Taken]  # embeds and shrinks; BadRow where a row cannot be used
 
+ROUNDS = 5  # of replacing rows that turn out bad
 LABEL_NAMES = (
     "label",
     "labels",
@@ -72,7 +73,7 @@ def _reservoir(reader: Reader, n: int, take: Take, rng: random.Random, picked: P
     seen = 0
     for row in picked.meter.watch(reader.rows()):
         place = seen if seen < n else rng.randrange(seen + 1)
-        if place >= n:
+        if place >= n and not row.gap:  # a gap is named in any case
             seen += 1
             continue
         before = len(picked.taken)
@@ -89,17 +90,28 @@ def pick_stratified(reader: Reader, n: int, take: Take, limits: Limits, rng: ran
     picked = Picked([], Meter(limits))
     groups: dict[str, list[int]] = defaultdict(list)
     values = reader.column(name)
-    for row, value in values:
-        groups[label_text(value)].append(row.index)
+    for found, value in values:
+        groups[label_text(value)].append(found.index)
         picked.meter.rows += 1
-        picked.meter.bytes += row.size
+        picked.meter.bytes += found.size
         if picked.meter.full():
             break
     else:
         picked.meter.complete = True
     shares = _shares({label: len(rows) for label, rows in groups.items()}, n)
-    chosen = [index for label, share in shares.items() for index in rng.sample(groups[label], share)]
-    _take_all(reader.fetch(chosen), take, picked)
+    for rows in groups.values():
+        rng.shuffle(rows)
+    wanted = dict(shares)
+    for _round in range(ROUNDS):  # bad rows are replaced by others of their label
+        label_of = {
+            groups[label].pop(): label for label, share in wanted.items() for _ in range(share) if groups[label]
+        }
+        before = len(picked.taken)
+        _take_all(reader.fetch(label_of), take, picked)
+        for row in picked.taken[before:]:
+            wanted[label_of[row.index]] -= 1
+        if not any(share and groups[label] for label, share in wanted.items()):
+            break
     picked.taken.sort(key=lambda row: row.index)
     left = [label for label in groups if not shares.get(label)]
     if left:
@@ -137,7 +149,7 @@ def label_column(reader: Reader) -> str:
         names = [name for name in LABEL_NAMES if name in columns]
     if not names:
         raise UsageError("there is no column of labels to stratify by", f"--by COLUMN: {', '.join(columns)}")
-    return names[0]
+    return str(names[0])
 
 
 def _first_columns(reader: Reader) -> list[str]:

@@ -117,6 +117,7 @@ class ParquetReader(TableReader):
         super().__init__(features)
         self.files = list(files)
         self._counts: list[int] | None = None
+        self._broken: list[Row] = []  # a gap for each file that has no rows to count
         if features is None:
             self.features = self._features()
 
@@ -149,7 +150,14 @@ class ParquetReader(TableReader):
 
     def _file_counts(self) -> list[int]:
         if self._counts is None:
-            self._counts = [self.length(path) or 0 for path in self.files]
+            self._counts = []
+            for path in self.files:
+                try:
+                    with _parquet(path) as file:
+                        self._counts.append(int(file.metadata.num_rows))
+                except (OSError, ValueError, EOFError) as exc:
+                    self._counts.append(0)
+                    self._broken.append(gap(path, f"it cannot be read: {' '.join(str(exc).split())}"))
         return self._counts
 
     def sample(self, n: int, rng: Any, meter: Meter) -> tuple[list[int], str]:
@@ -194,7 +202,9 @@ class ParquetReader(TableReader):
     def fetch(self, indices: Iterable[int]) -> Iterator[Row]:
         wanted = sorted(set(indices))
         begin = 0
-        for path, count in zip(self.files, self._file_counts(), strict=True):
+        counts = self._file_counts()
+        yield from self._broken
+        for path, count in zip(self.files, counts, strict=True):
             here = [index - begin for index in wanted if begin <= index < begin + count]
             if here:
                 try:

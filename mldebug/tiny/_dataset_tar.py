@@ -87,7 +87,7 @@ def _members(path: Path) -> Iterator[tuple[str | None, bytes, str]]:
                 expected = info.offset_data + -(-info.size // _BLOCK) * _BLOCK
                 if info.isfile():
                     yield (info.name.removeprefix("./"), *_read(archive, info))
-                archive.members = []  # or all headers stay in memory
+                archive.members = []  # type: ignore[attr-defined]  # or all headers stay in memory
         if size is not None and size > expected and not _zeros(path, expected, None):
             yield None, b"", f"bytes {expected:,} to {size:,} are no member of a tar"
 
