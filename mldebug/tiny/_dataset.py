@@ -283,9 +283,9 @@ def quiet() -> Iterator[None]:
 def _versions() -> dict[str, str]:
     from importlib.metadata import version
 
-    import mldebug
+    from mldebug import __version__
 
-    return {"mldebug": mldebug.__version__, **{name: version(name) for name in ("datasets", "pyarrow", "pillow")}}
+    return {"mldebug": __version__, **{name: version(name) for name in ("datasets", "pyarrow", "pillow")}}
 
 
 def _type_text(feature: Any) -> str:

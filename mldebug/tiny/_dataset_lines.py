@@ -60,13 +60,14 @@ class FilesReader(Reader):
         raise NotImplementedError
 
 
-def gap(path: Path, why: str, index: int = 0) -> Row:
+def gap(path: Path, why: str, index: int = 0, line: int | None = None) -> Row:
     """A row in the place of a part that cannot be read."""
+    where = path.name if line is None else f"{path.name}:{line}"
 
     def load() -> Mapping[str, Any]:
-        raise BadRow(f"{path.name}: {why}")
+        raise BadRow(f"{where}: {why}")
 
-    return Row(index, path.name, load, gap=True)
+    return Row(index, where, load, gap=True)
 
 
 class TextReader(FilesReader):
@@ -104,7 +105,7 @@ class JsonReader(FilesReader):
                     if line.strip():
                         yield Row(0, f"{path.name}:{number}", _Json(path, number, line), len(line))
             else:
-                yield from _values(path, first, file)
+                yield from _values(path, first, number, file)
 
 
 def _is_line(first: bytes, file: BinaryIO) -> bool:
@@ -146,8 +147,11 @@ def _object(value: Any, where: str, surrogates: bool = True) -> Mapping[str, Any
     return value
 
 
-def _values(path: Path, start: bytes, file: BinaryIO) -> Iterator[Row]:
-    """The objects of a JSON array, or of a file with one object after the other, without reading it all at once."""
+def _values(path: Path, start: bytes, line: int, file: BinaryIO) -> Iterator[Row]:
+    """The objects of a JSON array, or of a file with one object after the other, without reading it all at once.
+
+    `start` is the first line that is not blank, number `line`, and `file` what comes after it.
+    """
     text = io.TextIOWrapper(file, encoding="utf-8", errors="strict")
     decoder, buffer, place, number, size = json.JSONDecoder(), start.decode("utf-8"), 0, 0, CHUNK
     in_array = buffer.lstrip()[:1] == "["
@@ -163,21 +167,21 @@ def _values(path: Path, start: bytes, file: BinaryIO) -> Iterator[Row]:
             value, end = decoder.raw_decode(buffer, place)
             if end == len(buffer) and not ended and not isinstance(value, (dict, list)):
                 raise ValueError("a number may go on in the next part")
-        except ValueError as exc:
-            if ended:
+        except (ValueError, RecursionError) as exc:
+            if ended or len(buffer) - place > LONGEST_VALUE:
                 if buffer[place:].strip() or in_array:
-                    yield gap(path, f"broken JSON after {number} values: {_reason(exc)}")
-                return
-            if len(buffer) - place > LONGEST_VALUE:
-                yield gap(path, f"broken JSON after {number} values, or a value that is very long")
+                    where = line + buffer.count("\n", 0, getattr(exc, "pos", place))
+                    why = str(getattr(exc, "msg", "a value that is very long"))
+                    yield gap(path, f"broken JSON after {number:,} values: {why}", line=where)
                 return
             more = text.read(size)
             size *= 2 if place == 0 else 1
+            line += buffer.count("\n", 0, place)
             ended, buffer, place = not more, buffer[place:] + more, 0
             continue
         number += 1
-        where = f"{path.name}[{number - 1}]"
-        yield Row(0, where, _Known(value, where), end - place)
+        name = f"{path.name}[{number - 1}]"
+        yield Row(0, name, _Known(value, name), end - place)
         place, size = end, CHUNK
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -98,6 +99,8 @@ def pick_stratified(reader: Reader, n: int, take: Take, limits: Limits, rng: ran
             break
     else:
         picked.meter.complete = True
+    if by is not None and set(groups) <= {"None"}:
+        _refuse_unknown(reader, by)
     shares = _shares({label: len(rows) for label, rows in groups.items()}, n)
     for rows in groups.values():
         rng.shuffle(rows)
@@ -120,6 +123,14 @@ def pick_stratified(reader: Reader, n: int, take: Take, limits: Limits, rng: ran
         )
     picked.notes.append(f"stratified by {name!r}: " + ", ".join(f"{key} {shares[key]}" for key in list(shares)[:12]))
     return picked
+
+
+def _refuse_unknown(reader: Reader, by: str) -> None:
+    columns = list(reader.features) if reader.features is not None else _first_columns(reader)
+    if columns and by not in columns and by.split(".", maxsplit=1)[0] not in columns:
+        near = difflib.get_close_matches(by, columns, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"there is no column {by!r} to stratify by", f"{hint}the columns are {', '.join(columns)}")
 
 
 def _shares(counts: dict[str, int], n: int) -> dict[str, int]:

@@ -69,7 +69,12 @@ class TableReader(Reader):
         return self._rows(None)
 
     def column(self, name: str) -> Iterator[tuple[Row, Any]]:
-        for row in self._rows([name.split(".", maxsplit=1)[0]]):
+        # A column's name may have dots of its own, and may be that of a field in a struct.
+        known = self.features is None or name in self.features
+        top = name if known else name.split(".", maxsplit=1)[0]
+        if self.features is not None and top not in self.features:
+            return
+        for row in self._rows([top]):
             with contextlib.suppress(BadRow):
                 yield row, at(row.load(), name)
 

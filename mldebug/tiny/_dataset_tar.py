@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mldebug.tiny._dataset_lines import FilesReader, gap, open_file
-from mldebug.tiny._dataset_rows import BadRow, Row, Taken
+from mldebug.tiny._dataset_rows import BadRow, Row, Taken, at
 
 KEY = "__key__"
 _BLOCK = 512
@@ -40,6 +41,11 @@ class TarReader(FilesReader):
             members[extension] = data
         if members:
             yield _sample(path, key, members, broken)
+
+    def column(self, name: str) -> Iterator[tuple[Row, Any]]:
+        for row in self.rows():
+            with contextlib.suppress(BadRow):
+                yield row, at(decoded(row.load(), row.where), name)
 
 
 def _sample(path: Path, key: str, members: dict[str, bytes], broken: str) -> Row:

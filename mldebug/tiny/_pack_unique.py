@@ -96,7 +96,7 @@ def draw_number(data: bytes, number: int) -> bytes:
     block = max(1, min(copy.size) // 8)
     columns = max(1, copy.width // block)
     dark, light = _extremes(copy)
-    for bit in range(max(1, number.bit_length())):
+    for bit in range(max(16, number.bit_length())):
         left, top = bit % columns * block, bit // columns * block
         if top >= copy.height:
             break
