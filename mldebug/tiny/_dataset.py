@@ -37,7 +37,7 @@ WAYS = ("first", "random", "stratified", "cover")
 
 
 def tiny_dataset(
-    source: str | os.PathLike[str],
+    source: Any,
     n: int,
     output: str | os.PathLike[str],
     *,
@@ -59,8 +59,8 @@ def tiny_dataset(
     """Write `n` rows of each split of `source` to the new folder `output`, which `load_dataset` loads, and report.
 
     `source` is a file (JSON lines, JSON, CSV, Parquet, Arrow, text, a webdataset tar; also compressed), a pattern such
-    as "data/*.parquet", a folder of such files, an image or audio folder, what `save_to_disk` wrote, or the id of a hub
-    repository, which is streamed. `rows` says which: the "first"; "random" ones; "stratified", random with every label
+    as "data/*.parquet", a folder of such files, an image or audio folder, what `save_to_disk` wrote, the id of a hub
+    repository, which is streamed, or a Dataset, an IterableDataset or a dict of them. `rows` says which: the "first"; "random" ones; "stratified", random with every label
     (of the column `by`); or "cover", at least one of each kind of oddity: None and empty values, the shortest and the
     longest, each label, each image format and mode. To choose them at most `max_rows` rows, `max_bytes` bytes and
     `max_seconds` seconds of the source are looked at.
@@ -141,7 +141,7 @@ def _pick(reader: Reader, n: int, rows: str, limits: Limits, seed: str, by: str 
 
 
 def pick_rows(
-    source: str | os.PathLike[str],
+    source: Any,
     n: int,
     rows: str,
     *,

@@ -49,8 +49,10 @@ class Opened:
     notes: list[str] = field(default_factory=list)
 
 
-def open_source(source: str | os.PathLike[str], *, config: str | None = None, offline: bool | None = None) -> Opened:
-    """Look at a file, a folder, a pattern such as "data/*.parquet", or the id of a hub repository; read no row."""
+def open_source(source: Any, *, config: str | None = None, offline: bool | None = None) -> Opened:
+    """Look at a file, a folder, a pattern such as "data/*.parquet", the id of a hub repository, or a dataset that is loaded already; read no row."""
+    if not isinstance(source, (str, os.PathLike)):
+        return _loaded(source)
     text = os.fspath(source)
     path = Path(text).expanduser()
     if path.is_dir():
@@ -147,6 +149,25 @@ def _saved(path: Path, name: str) -> Opened:
     return Opened(name, "saved", {**readers}, root=str(path))
 
 
+def _loaded(data: Any) -> Opened:
+    """A Dataset or IterableDataset, or a dict of them."""
+    from datasets import Dataset, IterableDataset
+
+    found = (
+        dict(data) if isinstance(data, Mapping) else {_split_name(str(getattr(data, "split", None) or "train")): data}
+    )
+    splits: dict[str, Reader] = {}
+    for name, part in found.items():
+        if isinstance(part, Dataset):
+            splits[str(name)] = DatasetReader(part, str(name))
+        elif isinstance(part, IterableDataset):
+            splits[str(name)] = StreamReader(lambda part=part: part, part.features, str(name))  # type: ignore[misc]
+        else:
+            kind = type(part).__name__
+            raise UsageError(f"{kind} is no dataset", "give a path, a hub id, or a Dataset or IterableDataset")
+    return Opened(type(data).__name__, "loaded", splits)
+
+
 def _split_name(split: str) -> str:
     return split.split("[", maxsplit=1)[0].split("+", maxsplit=1)[0] or "train"
 
@@ -209,35 +230,53 @@ def _stream(builder: Any, split: str) -> StreamReader:
 
 
 def _hub(name: str, config: str | None, offline: bool | None) -> Opened:
-    """A repository of the hub, streamed; or what the cache has of it, where the network may not be used."""
+    """A repository of the hub, streamed; or what the cache has of it, where the network may not or cannot be used."""
     from datasets import config as settings
 
-    no_network = bool(offline) or (
-        offline is None and (settings.HF_HUB_OFFLINE or bool(os.environ.get("HF_HUB_OFFLINE")))
-    )
-    try:
-        if no_network:
+    why = "offline"
+    if not (offline or (offline is None and (settings.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE")))):
+        why = _unreachable(name)
+    if why:
+        try:
             with _offline():
-                return _cached(_builder(name, name, config), name)
-        builder = _builder(name, name, config)
-        opened = _built(builder, name, None)
-        opened.card = _hub_card(name)
+                opened = _cached(_builder(name, name, config), name)
+        except Exception as exc:
+            if "onfigurations in the cache" in str(exc):
+                raise UsageError(f"{name}: {_reason(exc)}", "name one with --config") from exc
+            raise UsageError(
+                f"{name} is no file or folder, and the cache has no dataset of this name ({why})",
+                f"give a path such as ./{name}, or a way to the network",
+            ) from exc
+        opened.notes.append(f"from the cache ({why})")
         return opened
+    try:
+        opened = _built(_builder(name, name, config), name, None)
     except MldebugError:
         raise
     except Exception as exc:
-        if no_network:
-            raise UsageError(
-                f"{name} is no file or folder, and the cache has no dataset of this name (offline)",
-                f"give a path such as ./{name}, or allow the network",
-            ) from exc
         reason = _reason(exc)
-        if ("onfig" in reason and "specify" in reason) or "BuilderConfig" in reason:
-            raise UsageError(f"{name}: {reason}", "name a configuration with --config") from exc
-        raise MldebugError(
-            f"cannot open {name}: it is no file or folder, and the hub gives no dataset of this name ({reason})",
-            "check the spelling and the network; for a private one log in first",
+        hint = "name one with --config" if "onfig" in reason else "log in, if it is private or gated"
+        raise MldebugError(f"cannot open {name}: {reason}", hint) from exc
+    opened.card = _hub_card(name)
+    return opened
+
+
+def _unreachable(name: str) -> str:
+    """Asked once, as datasets would try for half a minute: why the hub does not answer, or "". No dataset of this name
+    is an error."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        HfApi().dataset_info(name, timeout=20)
+    except RepositoryNotFoundError as exc:
+        raise UsageError(
+            f"{name} is no file or folder, and the hub has no dataset of this name",
+            "check the spelling; log in, if it is private",
         ) from exc
+    except Exception as exc:
+        return f"the hub does not answer: {_reason(exc)[:80]}"
+    return ""
 
 
 def _cached(builder: Any, name: str) -> Opened:

@@ -445,6 +445,48 @@ def test_a_hub_id_offline_is_said(tmp_path, monkeypatch) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("rows", ["first", "random", "cover"])
+def test_a_dataset_that_is_loaded_already(tmp_path, streamed, rows) -> None:
+    image = {"bytes": picture(), "path": None}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    data = datasets.Dataset.from_dict({"image": [image] * 50, "label": [0] * 49 + [1]}, features=features)
+    source = data.to_iterable_dataset() if streamed else data
+    report = tiny_dataset(
+        datasets.IterableDatasetDict({"dev": source}) if streamed else source, 4, tmp_path / "tiny", rows=rows
+    )
+    tiny = load(tmp_path / "tiny", split=None)["dev" if streamed else "train"]
+    assert tiny.features == features and len(tiny) == 4 and report.splits
+    assert facts(stored(tiny)[0]["image"]["bytes"])[2] == (32, 19)
+    with pytest.raises(UsageError, match="list is no dataset"):
+        tiny_dataset([1, 2], 4, tmp_path / "no")
+
+
+def test_a_hub_id_that_is_in_the_cache_works_offline(tmp_path) -> None:
+    (tmp_path / "dataset").mkdir()
+    write_lines(tmp_path / "dataset" / "train.jsonl", ROWS)
+    load(tmp_path / "dataset")
+    cache = datasets.config.HF_DATASETS_CACHE
+    (cache / "dataset").rename(cache / "some___dataset")
+    next((cache / "some___dataset").iterdir()).rename(cache / "some___dataset" / "default")
+    report = tiny_dataset("some/dataset", 5, tmp_path / "tiny", offline=True)
+    assert stored(load(tmp_path / "tiny")) == ROWS[:5] and "cache" in report.notes[0]
+
+
+def test_a_hub_id_without_a_way_to_the_hub_does_not_wait(tmp_path, monkeypatch) -> None:
+    import huggingface_hub
+
+    def fails(*_args, **_options):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", fails)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with pytest.raises(UsageError, match="does not answer: no route"):
+        tiny_dataset("some/dataset", 5, tmp_path / "tiny")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_mixed_values_and_missing_keys_in_json(tmp_path) -> None:
     source = write_lines(tmp_path / "a.jsonl", [{"a": 1}, {"a": "x", "b": {"k": [1, "y"]}}, {"b": None}, {"c": 1.5}])
     tiny_dataset(source, 9, tmp_path / "tiny")
