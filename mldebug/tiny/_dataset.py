@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -50,9 +52,9 @@ def tiny_dataset(
     format: str = "auto",
     fill_missing: bool = False,
     strict: bool = False,
-    max_rows: int = Limits.rows,
-    max_bytes: int = Limits.bytes,
-    max_seconds: float = Limits.seconds,
+    max_rows: int | None = None,
+    max_bytes: int | None = None,
+    max_seconds: float | None = None,
     offline: bool | None = None,
     force: bool = False,
 ) -> TinyDatasetReport:
@@ -60,10 +62,11 @@ def tiny_dataset(
 
     `source` is a file (JSON lines, JSON, CSV, Parquet, Arrow, text, a webdataset tar; also compressed), a pattern such
     as "data/*.parquet", a folder of such files, an image or audio folder, what `save_to_disk` wrote, the id of a hub
-    repository, which is streamed, or a Dataset, an IterableDataset or a dict of them. `rows` says which: the "first"; "random" ones; "stratified", random with every label
-    (of the column `by`); or "cover", at least one of each kind of oddity: None and empty values, the shortest and the
-    longest, each label, each image format and mode. To choose them at most `max_rows` rows, `max_bytes` bytes and
-    `max_seconds` seconds of the source are looked at.
+    repository, which is streamed, or a Dataset, an IterableDataset or a dict of them. `rows` says which rows: the
+    "first"; "random" ones; "stratified", random with every label (of the column `by`); or "cover", at least one of each
+    kind of oddity: None and empty values, the shortest and the longest, each label, each image format and mode. To
+    choose them at most `max_rows` rows (a million), `max_bytes` bytes (a gibibyte) and `max_seconds` seconds (30) of the
+    source are looked at; the first rows are read for as long as it takes, unless a limit is given.
 
     The result is Parquet with the bytes of pictures and sounds in it, pictures at most `side` pixels long; tars stay
     tars (`format` "parquet" or "tar" chooses), with the members that each sample has, or with `fill_missing` an empty
@@ -78,7 +81,7 @@ def tiny_dataset(
     _check(n, rows, side, format, max_rows, max_bytes, max_seconds)
     target = Path(output)
     refuse(target, force)
-    limits = Limits(max_rows, max_bytes, max_seconds)
+    limits = _limits(rows, max_rows, max_bytes, max_seconds)
     with quiet(), folder_beside(target) as folder:
         opened = open_source(source, config=config, offline=offline)
         as_tar = _as_tar(format, opened)
@@ -152,12 +155,12 @@ def pick_rows(
     offline: bool | None = None,
 ) -> tuple[str, Picked, Any, Any]:
     """Rows of one split of a source, for `unpack`: the source's name, what was picked, the table and its features."""
-    _check(n, rows, side, "auto", 1, 1, 1)
+    _check(n, rows, side, "auto")
     opened = open_source(source, offline=offline)
     name = _chosen(opened, None if split is None else [split])[0]
     reader = opened.splits[name]
     shrinker = Shrinker(reader.features, side, opened.root)
-    picked = _pick(reader, n, rows, Limits(), f"{seed} {name}", by, shrinker)
+    picked = _pick(reader, n, rows, _limits(rows, None, None, None), f"{seed} {name}", by, shrinker)
     if not picked.taken:
         raise _no_rows(opened, {name: _facts(picked, n, rows, reader.count, None)})
     taken = picked.taken
@@ -235,7 +238,21 @@ def _as_tar(format: str, opened: Opened) -> bool:
     return is_tar and format != "parquet"
 
 
-def _check(n: int, rows: str, side: int, format: str, max_rows: int, max_bytes: int, max_seconds: float) -> None:
+def _limits(rows: str, max_rows: int | None, max_bytes: int | None, max_seconds: float | None) -> Limits:
+    """Those that were given, and for all but the first rows the usual ones."""
+    usual = Limits(sys.maxsize, sys.maxsize, math.inf) if rows == "first" else Limits()
+    return Limits(max_rows or usual.rows, max_bytes or usual.bytes, max_seconds or usual.seconds)
+
+
+def _check(
+    n: int,
+    rows: str,
+    side: int,
+    format: str,
+    max_rows: int | None = None,
+    max_bytes: int | None = None,
+    max_seconds: float | None = None,
+) -> None:
     if n < 1:
         raise UsageError(f"a dataset of {n} rows", "-n takes a number of 1 or more")
     if rows not in WAYS:
@@ -244,7 +261,7 @@ def _check(n: int, rows: str, side: int, format: str, max_rows: int, max_bytes: 
         raise UsageError(f"pictures of {side} pixels", "--side takes a number of 1 or more")
     if format not in ("auto", "parquet", "tar"):
         raise UsageError(f"there is no format {format!r}", "choose auto, parquet or tar")
-    if min(max_rows, max_bytes, max_seconds) <= 0:
+    if min(limit for limit in (max_rows, max_bytes, max_seconds, 1) if limit is not None) <= 0:
         raise UsageError("a limit of 0 lets no row through", "give --max-rows, --max-bytes and --max-seconds above 0")
 
 

@@ -50,7 +50,8 @@ class Opened:
 
 
 def open_source(source: Any, *, config: str | None = None, offline: bool | None = None) -> Opened:
-    """Look at a file, a folder, a pattern such as "data/*.parquet", the id of a hub repository, or a dataset that is loaded already; read no row."""
+    """Look at a file, a folder, a pattern such as "data/*.parquet", the id of a hub repository, or a dataset that is
+    loaded already; read no row."""
     if not isinstance(source, (str, os.PathLike)):
         return _loaded(source)
     text = os.fspath(source)
