@@ -66,11 +66,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--strict", action="store_true", help="stop at a row that cannot be read, in place of naming it"
     )
-    parser.add_argument("--max-rows", type=_whole, metavar="N", help="rows to look at (default: 1,000,000)")
-    parser.add_argument(
-        "--max-bytes", type=_size, metavar="SIZE", help="bytes to look at, such as 2GB (default: 1 GiB)"
-    )
-    parser.add_argument("--max-seconds", type=float, metavar="S", help="time to look for (default: 30)")
+    limits = "(default: {}, and for first none)"
+    parser.add_argument("--max-rows", type=_whole, metavar="N", help=f"rows to look at {limits.format('1,000,000')}")
+    parser.add_argument("--max-bytes", type=_size, metavar="SIZE", help=f"bytes to look at {limits.format('1 GiB')}")
+    parser.add_argument("--max-seconds", type=float, metavar="S", help=f"time to look for {limits.format('30')}")
     parser.add_argument("--offline", action="store_true", help="take a hub id from the cache only")
     _add_common(parser)
 

@@ -65,8 +65,8 @@ def tiny_dataset(
     repository, which is streamed, or a Dataset, an IterableDataset or a dict of them. `rows` says which rows: the
     "first"; "random" ones; "stratified", random with every label (of the column `by`); or "cover", at least one of each
     kind of oddity: None and empty values, the shortest and the longest, each label, each image format and mode. To
-    choose them at most `max_rows` rows (a million), `max_bytes` bytes (a gibibyte) and `max_seconds` seconds (30) of the
-    source are looked at; the first rows are read for as long as it takes, unless a limit is given.
+    choose them at most `max_rows` rows (a million), `max_bytes` bytes (a gibibyte) and `max_seconds` seconds (30) of
+    the source are looked at; the first rows are read for as long as it takes, unless a limit is given.
 
     The result is Parquet with the bytes of pictures and sounds in it, pictures at most `side` pixels long; tars stay
     tars (`format` "parquet" or "tar" chooses), with the members that each sample has, or with `fill_missing` an empty

@@ -73,3 +73,80 @@ def test_the_same_bytes_each_time(build: Build, tmp_path: Path, name: str) -> No
         build(name, tmp_path / str(number))
     first, again = (next((tmp_path / str(number)).rglob("*.parquet")).read_bytes() for number in (1, 2))
     assert first == again
+
+
+# Models
+
+TOKENIZED = ["gpt2", "llama", "bert", "mt5", "mixtral", "llava", "idefics"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, tuple[Any, Path]]:
+    """Each recipe of a model, built once."""
+    import sys
+
+    folder = tmp_path_factory.mktemp("models")
+    sys.path.insert(0, str(FOLDER))
+    try:
+        return {
+            name: (runpy.run_path(str(FOLDER / f"{name}.py"))["build"](folder / name), folder / name)
+            for name in [*TOKENIZED, "fsmt"]
+        }
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+@pytest.mark.parametrize("name", [*TOKENIZED, "fsmt"])
+def test_a_model_is_whole_and_small(models: dict[str, tuple[Any, Path]], name: str) -> None:
+    report, folder = models[name]
+    assert report.ok, report.text()
+    assert report.bytes < 1_000_000 and report.checks["forward"].ok and report.checks["reload"].ok
+    assert (folder / "mldebug_recipe.json").exists()
+
+
+@pytest.mark.parametrize("name", TOKENIZED)
+def test_the_tokenizer_fits_the_model(models: dict[str, tuple[Any, Path]], name: str) -> None:
+    from transformers import AutoTokenizer
+
+    report, folder = models[name]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert len(tokenizer) == 600 == report.model.get_input_embeddings().weight.shape[0]
+    text = "the way of many words"
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True).strip() == text
+
+
+def test_what_each_model_is_for(models: dict[str, tuple[Any, Path]]) -> None:
+    from transformers import AutoTokenizer
+
+    moe = models["mixtral"][0].model.config
+    assert 1 < moe.num_experts_per_tok < moe.num_local_experts
+    sentinels = AutoTokenizer.from_pretrained(models["mt5"][1])
+    assert len(sentinels("<extra_id_0> <extra_id_99>").input_ids) == 3
+    for name in ("llava", "idefics"):
+        assert "through the processor" in models[name][0].checks["forward"].why, name
+
+
+def test_fsmt_has_the_vocabulary_of_its_size(models: dict[str, tuple[Any, Path]]) -> None:
+    import json
+
+    report, folder = models["fsmt"]
+    for side in ("src", "tgt"):
+        vocabulary = json.loads((folder / f"vocab-{side}.json").read_text())
+        assert sorted(vocabulary.values()) == list(range(600)) and report.model.config.vocab_size == 600
+        merged = [line.split()[:2] for line in (folder / "merges.txt").read_text().splitlines()]
+        assert merged and all("".join(pair) in vocabulary for pair in merged)
+
+
+def test_a_model_comes_out_the_same(models: dict[str, tuple[Any, Path]], build: Build, tmp_path: Path) -> None:
+    build("llava", tmp_path / "again")
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "processor_config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (models["llava"][1] / name).read_bytes(), name
+
+
+def test_each_recipe_is_tested_and_runs_by_its_name(run_python, tmp_path: Path) -> None:
+    found = {path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("_")}
+    assert found == {*DATASETS, *TOKENIZED, "fsmt"}
+    done = run_python(FOLDER / "general-pmd-synthetic.py", tmp_path / "set")
+    assert done.returncode == 0 and "100, each made distinct" in done.stdout, done.stderr
+    readme = (FOLDER / "README.md").read_text()
+    assert all(f"`{name}.py`" in readme for name in found)
