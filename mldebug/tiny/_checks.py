@@ -12,10 +12,10 @@ import torch
 
 from mldebug.core.errors import MldebugError
 from mldebug.tiny._checks_config import Check, check_diff, check_ids
+from mldebug.tiny._checks_train import backward, loss_falls, some
 from mldebug.tiny._forward import float_tensors, loss_of
 from mldebug.tiny._inputs import example_inputs
 
-STEPS = 30  # in which the loss must fall
 LONGEST = 512  # tokens of the longest forward; the report says where a model could take more
 
 
@@ -43,7 +43,7 @@ def run_checks(subject: Subject) -> list[Check]:
         _guard("ids", lambda: check_ids(model, subject.folder, subject.source, subject.tokenizer)),
         _guard("finite", lambda: _finite(model)),
         _guard("dtypes", lambda: _dtypes(model, subject.folder, subject.dtype)),
-        _guard("diff", lambda: check_diff(model, subject.source, subject.changes)),
+        _guard("diff", lambda: check_diff(model, subject.source, subject.changes, subject.reference)),
         _guard("shapes", lambda: _shapes(model, subject.reference)),
     ]
     reloaded: list[Any] = []
@@ -55,8 +55,8 @@ def run_checks(subject: Subject) -> list[Check]:
         missing = "there are no inputs that the forward takes"
         return [*checks, *(Check(name, False, missing) for name in ("backward", "loss"))]
     checks.append(_guard("generate", lambda: _generate(subject, worker, inputs)))
-    checks.append(_guard("backward", lambda: _backward(worker, inputs)))
-    checks.append(_guard("loss", lambda: _loss_falls(worker, inputs)))
+    checks.append(_guard("backward", lambda: backward(worker, inputs)))
+    checks.append(_guard("loss", lambda: loss_falls(worker, inputs)))
     return checks
 
 
@@ -73,7 +73,7 @@ def _guard(name: str, run: Callable[[], tuple[bool | None, str]]) -> Check:
 def _finite(model: Any) -> tuple[bool, str]:
     bad = [name for name, tensor in model.named_parameters() if not bool(torch.isfinite(tensor).all())]
     count = sum(1 for _ in model.parameters())
-    return (False, f"not finite: {_some(bad)}") if bad else (True, f"all {count} parameters")
+    return (False, f"not finite: {some(bad)}") if bad else (True, f"all {count} parameters")
 
 
 def _dtypes(model: Any, folder: Path, asked: torch.dtype) -> tuple[bool, str]:
@@ -98,7 +98,7 @@ def _dtypes(model: Any, folder: Path, asked: torch.dtype) -> tuple[bool, str]:
     ]
     if odd:
         first = dict(model.named_parameters())[odd[0]].dtype
-        return False, f"{_dtype(asked)} was asked for, but {_some(odd)} has {_dtype(first)}"
+        return False, f"{_dtype(asked)} was asked for, but {some(odd)} has {_dtype(first)}"
     state = model.state_dict()
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
@@ -117,19 +117,19 @@ _SAVED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", to
 def _shapes(model: Any, reference: Callable[[], Any] | None) -> tuple[bool, str]:
     """No matrix may have become much wider than it is: a size that was left behind shows here."""
     rows = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    vocab = model.config.get_text_config().to_dict().get("vocab_size")
+    tables = {model.config.get_text_config().to_dict().get("vocab_size"), getattr(model.config, "num_labels", None)}
     wide = {
         name: tuple(tensor.shape)
         for name, tensor in model.named_parameters()
         if tensor.dim() == 2
         and tensor.shape[0] > 16 * tensor.shape[1]
         and id(tensor) not in rows
-        and tensor.shape[0] != vocab  # tables of a vocabulary are as long as it is
+        and tensor.shape[0] not in tables  # of a vocabulary or of labels: as long as it is
     }
     if not wide:
         return True, "no matrix has more than 16 times as many outputs as inputs"
     if reference is None:
-        return True, f"not compared with the source: {_some(list(wide))} is wide"
+        return True, f"not compared with the source: {some(list(wide))} is wide"
     shapes = {name: tuple(tensor.shape) for name, tensor in reference().named_parameters()}
     grown = [
         f"{name} {shape} was {shapes[name]}"
@@ -137,7 +137,7 @@ def _shapes(model: Any, reference: Callable[[], Any] | None) -> tuple[bool, str]
         if name in shapes and len(shapes[name]) == 2 and shapes[name][0] < 4 * shapes[name][1]
     ]
     return (
-        (False, f"a size was left behind: {_some(grown)}")
+        (False, f"a size was left behind: {some(grown)}")
         if grown
         else (True, "wide matrices are wide in the source too")
     )
@@ -155,7 +155,7 @@ def _reload(subject: Subject, reloaded: list[Any]) -> tuple[bool, str]:
     again.eval()
     before, after = subject.model.state_dict(), again.state_dict()
     trouble = [
-        f"{len(names)} {label}: {_some(sorted(map(str, names)))}"
+        f"{len(names)} {label}: {some(sorted(map(str, names)))}"
         for label, key in (
             ("re-initialised", "missing_keys"),
             ("not used", "unexpected_keys"),
@@ -165,9 +165,9 @@ def _reload(subject: Subject, reloaded: list[Any]) -> tuple[bool, str]:
     ]
     differing = [name for name, tensor in before.items() if name not in after or not _same(tensor, after[name])]
     if differing:
-        trouble.append(f"{len(differing)} of {len(before)} tensors differ: {_some(differing)}")
+        trouble.append(f"{len(differing)} of {len(before)} tensors differ: {some(differing)}")
     if extra := sorted(set(after) - set(before)):
-        trouble.append(f"only after the reload: {_some(extra)}")
+        trouble.append(f"only after the reload: {some(extra)}")
     ties = _ties(subject.model)
     if ties != _ties(again):
         trouble.append(f"tied before: {_groups(ties)}; after: {_groups(_ties(again))}")
@@ -198,7 +198,7 @@ def _ties(model: Any) -> list[tuple[str, ...]]:
 
 
 def _groups(ties: list[tuple[str, ...]]) -> str:
-    return _some([" = ".join(names) for names in ties]) if ties else "nothing"
+    return some([" = ".join(names) for names in ties]) if ties else "nothing"
 
 
 def _forward(subject: Subject, model: Any, inputs: dict[str, Any]) -> tuple[bool, str]:
@@ -280,105 +280,6 @@ def _generate(subject: Subject, model: Any, inputs: Mapping[str, Any]) -> tuple[
         return True, f"4 tokens: {tokens[0, -4:].tolist()}{said}"
     shape = f" of shape {tuple(tokens.shape)}" if isinstance(tokens, torch.Tensor) else ""
     return True, f"gave {type(tokens).__name__}{shape}{said}"
-
-
-def _backward(model: Any, inputs: Mapping[str, Any]) -> tuple[bool, str]:
-    model.zero_grad()
-    if _gradients(model, inputs, loss_of) is None:
-        return False, "no output of the forward has a gradient"
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    without = [name for name, parameter in named if parameter.grad is None]
-    bad = [
-        name
-        for name, parameter in named
-        if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
-    ]
-    model.zero_grad()
-    if bad:
-        return False, f"the gradient is not finite: {_some(bad)}"
-    if len(without) == len(named):
-        return False, "no parameter got a gradient"
-    if without:
-        return (
-            True,
-            f"{len(named) - len(without)} of {len(named)} parameters got a gradient; without: {_some(without, 6)}",
-        )
-    return True, f"all {len(named)} parameters got a gradient"
-
-
-def _gradients(model: Any, inputs: Mapping[str, Any], objective: Callable[[Any], Any]) -> float | None:
-    """Forward and backward; the loss, or None where there is none that has a gradient. In eval mode, without dropout:
-    only the few classes that refuse gradients there are trained as they want it."""
-    try:
-        loss = objective(model(**inputs))
-        if loss is None or not loss.requires_grad:
-            return None
-        loss.backward()
-    except AssertionError as exc:
-        if "train" not in str(exc) or model.training:
-            raise
-        model.train()
-        return _gradients(model, inputs, objective)
-    return float(loss.detach())
-
-
-def _distance(outputs: Any) -> torch.Tensor | None:
-    """How far all outputs but the loss are from fixed random numbers, which any model can make less."""
-    generator = torch.Generator().manual_seed(0)
-    far = [
-        (tensor.float() - torch.randn(tensor.shape, generator=generator))[torch.isfinite(tensor)].square().mean()
-        for tensor in float_tensors(outputs)
-        if tensor.dim() and tensor.requires_grad and bool(torch.isfinite(tensor).any())
-    ]
-    return torch.stack(far).sum() if far else None
-
-
-def _loss_falls(model: Any, inputs: Mapping[str, Any]) -> tuple[bool, str]:
-    """On one batch, by Adam, first with large steps and then with smaller ones. Changes the weights of `model`.
-
-    Without a loss, or where that of one example is constant (as contrastive ones are), it is a distance that must fall.
-    """
-    start = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    outputs = model(**inputs)
-    has_loss = (outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)) is not None
-    said = "no loss that has a gradient"
-    for objective, kind in ((loss_of, ""), (_distance, " (distance of the outputs from random numbers)")):
-        if objective is loss_of and not has_loss:
-            continue
-        for rate in (1e-2, 1e-3, 1e-4):
-            model.load_state_dict(start, strict=False)
-            losses = _train(model, inputs, rate, objective)
-            if not losses:
-                break
-            said = f"{losses[0]:.4g} to {min(losses):.4g} in {len(losses) - 1} steps{kind}"
-            if min(losses) < losses[0] and all(map(math.isfinite, losses)):
-                return True, said
-        if "return_loss" not in inputs or not losses or max(losses) > min(losses):
-            break
-    return False, f"it does not fall: {said}"
-
-
-def _train(model: Any, inputs: Mapping[str, Any], rate: float, objective: Callable[[Any], Any]) -> list[float]:
-    """Losses until one is a tenth lower than the first, or of all steps."""
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate, foreach=True)
-    losses: list[float] = []
-    with torch.random.fork_rng(devices=[]):
-        for _step in range(STEPS + 1):
-            torch.manual_seed(0)  # what a forward draws is the same each time
-            optimizer.zero_grad()
-            loss = _gradients(model, inputs, objective)
-            if loss is None:
-                break
-            losses.append(loss)
-            if not math.isfinite(loss) or loss < losses[0] - 0.1 * abs(losses[0]):
-                break
-            optimizer.step()
-    return losses
-
-
-def _some(names: list[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _dtype(dtype: torch.dtype) -> str:

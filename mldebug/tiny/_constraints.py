@@ -22,7 +22,7 @@ def meet(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> 
     meet_images(tree, before, setter)
     for level in tree:
         source = before[level.path].fields if level.path in before else {}
-        for rule in (_heads, _linear_heads, _head_sums, _experts, _mamba, _stages, _rope, _groups):
+        for rule in (_heads, _linear_heads, _head_sums, _experts, _mamba, _stages, _rope, _groups, _windows):
             rule(level, source, setter)
 
 
@@ -281,3 +281,16 @@ def _groups(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
             width = fields[hidden] if source.get(hidden, 0) % value == 0 else 0
         if width and width % value:
             setter.set(level, key, next(count for count in (16, 8, 4, 2, 1) if width % count == 0))
+
+
+def _windows(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
+    """A window smaller than the source's positions cuts something off here too, and a larger one nothing."""
+    positions, before = level.number("max_position_embeddings"), source.get("max_position_embeddings")
+    for key, value in list(level.fields.items()):
+        old = source.get(key)
+        if role_of(key, value) != "window" or not (positions and isinstance(old, int) and isinstance(before, int)):
+            continue
+        if old >= before:
+            setter.set(level, key, positions)
+        elif is_int(value) and value >= positions:
+            setter.set(level, key, max(1, positions // 2))

@@ -34,7 +34,7 @@ def map_ids(
     spaces: dict[str, list[tuple[Level, str]]] = {}
     for level in tree:
         for key, value in level.fields.items():
-            if role_of(key, value) == "id":
+            if role_of(key, value) == "id" or (key in NESTED and isinstance(value, list)):
                 spaces.setdefault(_space(level, key, tree, old_sizes, text), []).append((level, key))
     for path, value in new_sizes.items():
         setter.path(path, value)
@@ -44,12 +44,10 @@ def map_ids(
             continue
         if space in setter.pins:
             top = next(level.fields[key] for level in tree for key in level.fields if level.at(key) == space)
-        used = sorted({item for level, key in places for item in _items(level.fields[key]) if item >= 0})
+        used = sorted({item for level, key in places for item in ids_in(key, level.fields[key]) if item >= 0})
         mapping = _assign(used, int(top), id_map if space == text else None)
         for level, key in places:
-            value = level.fields[key]
-            new = [mapping.get(item, item) for item in value] if isinstance(value, list) else mapping.get(value, value)
-            setter.set(level, key, new)
+            setter.set(level, key, with_ids(key, level.fields[key], mapping))
         if space == text or not found:
             found = mapping
     return found
@@ -112,8 +110,27 @@ def _space(level: Level, key: str, tree: Sequence[Level], sizes: Mapping[str, in
     return next((path for path in inside if path.endswith("vocab_size")), text)
 
 
-def _items(value: Any) -> list[int]:
-    return [item for item in (value if isinstance(value, list) else [value]) if is_int(item)]
+# Lists of lists of ids, which settings for generation have that are kept in the config.
+PAIRS = "forced_decoder_ids"  # of a place and an id
+NESTED = ("bad_words_ids", "force_words_ids", PAIRS)
+
+
+def ids_in(key: str, value: Any) -> list[int]:
+    """All ids that a field holds, in lists of any depth."""
+    if key == PAIRS and isinstance(value, list):
+        return [pair[1] for pair in value if isinstance(pair, list) and len(pair) == 2 and is_int(pair[1])]
+    if isinstance(value, list):
+        return [found for item in value for found in ids_in(key, item)]
+    return [value] if is_int(value) else []
+
+
+def with_ids(key: str, value: Any, mapping: Mapping[int, int]) -> Any:
+    """The field with its ids through `mapping`."""
+    if key == PAIRS and isinstance(value, list):
+        return [[pair[0], mapping.get(pair[1], pair[1])] for pair in value]
+    if isinstance(value, list):
+        return [with_ids("", item, mapping) for item in value]
+    return mapping.get(value, value) if is_int(value) else value
 
 
 def _assign(used: list[int], size: int, id_map: Mapping[int, int] | None) -> dict[int, int]:

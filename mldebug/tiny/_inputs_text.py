@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from mldebug.tiny._inputs_facts import Facts
@@ -86,13 +88,15 @@ def _codebooks_first(facts: Facts, _made: Values) -> torch.Tensor:
 
 
 def decoder_ids(facts: Facts) -> list[Maker]:
-    def plain(facts: Facts, _made: Values) -> torch.Tensor:
+    def plain(facts: Facts, made: Values) -> torch.Tensor:
         config = facts.config.get_text_config(decoder=True).to_dict()
         vocab = config.get("vocab_size") or facts.vocab
         most = config.get("max_target_positions") or config.get("max_position_embeddings") or 16
+        # A class that reads its answer at places of the input has the decoder read the input.
+        same = "input_ids" in made and re.search("SequenceClassification|QuestionAnswering", type(facts.model).__name__)
         ids = facts.ints(
             facts.batch,
-            max(1, min(facts.length, most - 3)),
+            made["input_ids"].shape[-1] if same else max(1, min(facts.length, most - 3)),
             high=min(vocab, facts.vocab) if vocab else facts.vocab,
             low=min(3, vocab - 1),
         )

@@ -133,7 +133,7 @@ def _from_source(
     trust_remote_code: bool,
     offline: bool | None,
 ) -> _Made:
-    from mldebug.tiny._build import class_of
+    from mldebug.tiny._build_class import class_of
     from mldebug.tiny._recipe import write_recipe
     from mldebug.tiny._source import resolve
 
@@ -178,7 +178,7 @@ def _from_source(
 
 def _from_recipe(file: Path, folder: Path, clock: _Clock, trust_remote_code: bool) -> _Made:
     """The same again: weights from config and seed, the files of tokenizer and processor from beside the recipe."""
-    from mldebug.tiny._build import class_of
+    from mldebug.tiny._build_class import class_of
     from mldebug.tiny._checks_config import Check
     from mldebug.tiny._recipe import FILE, compare, read_recipe
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mldebug.core.errors import MldebugError
 from mldebug.tiny._checks_config import is_id
+from mldebug.tiny._ids import NESTED
 from mldebug.tiny._processor import has_processor, write_processor
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ def set_generation(model: Any, generation: Mapping[str, Any], id_map: Mapping[in
         if key == "forced_decoder_ids" and isinstance(value, list):  # pairs of a place and an id
             value = [[place, _mapped(token, id_map, vocab)] for place, token in value]
             value = [pair for pair in value if pair[1] is not None] or None
+        elif key in NESTED and isinstance(value, list):  # words of several ids: none of them without one
+            value = _words(value, id_map, vocab) or None
         elif key == "alignment_heads":
             continue
         elif is_id(key) or key.endswith(("_to_id", "suppress_tokens")):
@@ -142,6 +145,19 @@ def set_generation(model: Any, generation: Mapping[str, Any], id_map: Mapping[in
             value = min(value, longest)
         settings[key] = value
     model.generation_config = GenerationConfig.from_dict(settings)
+
+
+def _words(value: list[Any], id_map: Mapping[int, int], vocab: int) -> list[Any]:
+    found = []
+    for item in value:
+        if isinstance(item, list) and any(isinstance(inner, list) for inner in item):
+            new: list[Any] = _words(item, id_map, vocab)
+        else:
+            new = _mapped(item, id_map, vocab)
+            new = new if len(new) == len(item) else []
+        if new:
+            found.append(new)
+    return found
 
 
 def _mapped(value: Any, id_map: Mapping[int, int], vocab: int) -> Any:

@@ -69,6 +69,7 @@ def shrink(
         set_path(tiny, path, copy.deepcopy(value))
     tree = list(levels(tiny))
     setter = Setter(tiny, pins)
+    _unquantized(tree, setter, notes)
     widths(tree, before, setter, hidden or HIDDEN, notes)
     for level in tree:
         heads(level, before[level.path].fields if level.path in before else {}, setter)
@@ -120,8 +121,12 @@ class Setter:
         self.pins = pins
 
     def set(self, level: Level, key: str, value: Any) -> None:
-        if level.at(key) not in self.pins and not any(pin.startswith(level.at(key) + ".") for pin in self.pins):
+        if not self.has_pin(level, key):
             level.fields[key] = value
+
+    def has_pin(self, level: Level, key: str) -> bool:
+        """Whether the field, or one inside it, was set by hand."""
+        return level.at(key) in self.pins or any(pin.startswith(level.at(key) + ".") for pin in self.pins)
 
     def free(self, level: Level, key: str) -> bool:
         return level.at(key) not in self.pins
@@ -135,6 +140,20 @@ class Setter:
             place = place.get(name) if isinstance(place, dict) else None
         if isinstance(place, dict) and (key in place or (parents and parents[-1] in OPAQUE)):
             place[key] = copy.deepcopy(value)
+
+
+# How weights are stored, which new weights are not: with it a loader asks for tensors and packages that are not there.
+_QUANTIZED = ("quantization_config", "compression_config", "quantization")
+
+
+def _unquantized(tree: list[Level], setter: Setter, notes: list[str]) -> None:
+    for level in tree:
+        for key in _QUANTIZED:
+            stored = level.fields.get(key)
+            if isinstance(stored, dict) and stored and not setter.has_pin(level, key):
+                del level.fields[key]
+                method = stored.get("quant_method") or stored.get("format") or f"{stored.get('bits')} bits"
+                notes.append(f"{level.at(key)} ({method}) is left out: the weights are new and not quantized")
 
 
 # --- what is set by hand
@@ -245,6 +264,9 @@ def changes_of(source: Mapping[str, Any], tiny: Mapping[str, Any], path: str = "
             found |= changes_of(old, new, here)
         elif old != new:
             found[here] = (old, new)
+    for key, old in source.items():
+        if key not in tiny and old is not None:
+            found[f"{path}.{key}" if path else str(key)] = (old, None)
     return found
 
 

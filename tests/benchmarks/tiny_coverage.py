@@ -168,7 +168,8 @@ def stages(name: str, send: Any, upto: str, skip_full: bool) -> None:
     import torch
 
     from mldebug.core.errors import MldebugError
-    from mldebug.tiny._build import build, class_of, config_of
+    from mldebug.tiny._build import build, config_of
+    from mldebug.tiny._build_class import class_of
     from mldebug.tiny._checks import Subject, _reload
     from mldebug.tiny._forward import loss_of
     from mldebug.tiny._inputs import example_inputs

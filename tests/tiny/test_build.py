@@ -15,7 +15,8 @@ from mldebug.core.errors import MldebugError, UsageError
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from mldebug.tiny._build import Built, build, class_of, config_of  # noqa: E402
+from mldebug.tiny._build import Built, build, config_of  # noqa: E402
+from mldebug.tiny._build_class import class_of  # noqa: E402
 from mldebug.tiny._inputs import example_inputs  # noqa: E402
 from mldebug.tiny._shrink import Shrunk, shrink  # noqa: E402
 from mldebug.tiny._source import resolve  # noqa: E402

@@ -1,0 +1,161 @@
+"""Configs as published models have them, with what goes beyond the defaults of their class."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from mldebug import tiny_model
+from mldebug.tiny._checks_config import check_ids
+from mldebug.tiny._shrink import shrink
+from mldebug.tiny._source import resolve
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009], "hidden_size": 4096, "intermediate_size": 14336,
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256,
+}  # fmt: skip
+
+
+def source(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+class TestQuantized:
+    """A checkpoint's config says how its weights are stored; those of the tiny model are not stored that way."""
+
+    @pytest.mark.parametrize(
+        "stored",
+        [
+            {"quant_method": "gptq", "bits": 4, "group_size": 128},
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        ],
+    )
+    def test_is_left_out_and_said(self, stored: dict[str, Any], tmp_path: Path) -> None:
+        config = {**LLAMA, "quantization_config": stored}
+        report = tiny_model(source(tmp_path / "source", config), tmp_path / "tiny")
+        assert report.ok, report.text()
+        assert "quantization_config" not in json.loads((tmp_path / "tiny" / "config.json").read_text())
+        assert report.changes["quantization_config"] == (stored, None)
+        assert any(stored["quant_method"] in note for note in report.notes)
+
+    def test_at_any_level(self) -> None:
+        config = {"model_type": "llava", "text_config": {**LLAMA, "quantization_config": {"quant_method": "awq"}}}
+        assert "quantization_config" not in shrink(config).config["text_config"]
+
+
+def test_float16_is_trained_in_float32(tmp_path: Path) -> None:
+    report = tiny_model("llama", dtype="float16")
+    assert report.ok, report.text()
+    assert "in float32" in report.checks["loss"].why
+    assert report.dtype == "float16" and "float16" in report.checks["dtypes"].why
+
+
+class TestIdsInLists:
+    """Settings for generation in a config: ids in lists of lists."""
+
+    CONFIG: ClassVar[dict[str, Any]] = {
+        "model_type": "marian", "vocab_size": 58101, "pad_token_id": 58100, "eos_token_id": 0,
+        "bad_words_ids": [[58100], [7, 58099]], "forced_decoder_ids": [[1, 50259], [2, 50359]],
+    }  # fmt: skip
+
+    def test_are_mapped_as_the_others_are(self) -> None:
+        shrunk = shrink(self.CONFIG)
+        assert shrunk.config["bad_words_ids"][0] == [shrunk.config["pad_token_id"]]
+        assert [place for place, _token in shrunk.config["forced_decoder_ids"]] == [1, 2]
+        found = [token for word in shrunk.config["bad_words_ids"] for token in word]
+        found += [token for _place, token in shrunk.config["forced_decoder_ids"]]
+        assert max(found) < shrunk.config["vocab_size"] and len(set(found)) == 5
+
+    def test_those_of_whisper_can_be_generated(self, tmp_path: Path) -> None:
+        config = resolve("whisper").config | {"forced_decoder_ids": [[1, 50259], [2, 50359], [3, 50363]]}
+        report = tiny_model(source(tmp_path / "source", config))
+        assert report.checks["generate"].ok and report.checks["ids"].ok, report.text()
+
+    def test_one_past_the_vocabulary_fails_the_check(self, tmp_path: Path) -> None:
+        report = tiny_model("marian")
+        report.model.config.bad_words_ids = [[1, 9999]]
+        ok, why = check_ids(report.model, tmp_path, {}, None)
+        assert not ok and "bad_words_ids = 9999" in why
+
+    def test_words_of_generation(self, tmp_path: Path) -> None:
+        folder = source(tmp_path / "source", LLAMA)
+        settings = {"bad_words_ids": [[128009], [5, 128001]], "eos_token_id": [128001, 128009]}
+        (folder / "generation_config.json").write_text(json.dumps(settings))
+        report = tiny_model(folder, tmp_path / "tiny")
+        made = json.loads((tmp_path / "tiny" / "generation_config.json").read_text())
+        assert made["bad_words_ids"] == [[made["eos_token_id"][1]]]  # 5 went, and with it the word
+        assert report.ok, report.text()
+
+
+def test_labels_stay_however_many(tmp_path: Path) -> None:
+    names = {str(number): f"class {number}" for number in range(1000)}
+    config = {
+        "architectures": ["ViTForImageClassification"], "model_type": "vit", "hidden_size": 768, "image_size": 224,
+        "id2label": names, "label2id": {name: int(number) for number, name in names.items()},
+    }  # fmt: skip
+    report = tiny_model(source(tmp_path / "source", config), tmp_path / "tiny")
+    assert report.ok, report.text()
+    assert report.model.config.num_labels == 1000 and report.model.config.id2label[999] == "class 999"
+
+
+class TestWindows:
+    @pytest.mark.parametrize(
+        ("window", "positions", "expected"), [(262144, 131072, (128, 128)), (4096, 32768, (16, 128))]
+    )
+    def test_one_that_cuts_nothing_off_still_does_not(
+        self, window: int, positions: int, expected: tuple[int, int]
+    ) -> None:
+        config = {**resolve("phi3").config, "sliding_window": window, "max_position_embeddings": positions}
+        tiny = shrink(config).config
+        assert (tiny["sliding_window"], tiny["max_position_embeddings"]) == expected
+
+    def test_one_that_cuts_off_does_so_with_fewer_positions(self) -> None:
+        config = {**resolve("mistral").config, "sliding_window": 4096, "max_position_embeddings": 32768}
+        assert shrink(config, overrides={"max_position_embeddings": 8}).config["sliding_window"] == 4
+
+
+class TestArchitectures:
+    def test_one_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        report = tiny_model(source(tmp_path / "source", {**LLAMA, "architectures": ["MyLlamaForScoring"]}))
+        assert report.architecture == "LlamaForCausalLM"
+        assert any("MyLlamaForScoring" in note for note in report.notes)
+
+    def test_one_of_another_type_is_not_built(self, tmp_path: Path) -> None:
+        report = tiny_model(
+            source(tmp_path / "source", {**LLAMA, "architectures": ["Qwen2VLForConditionalGeneration"]})
+        )
+        assert report.architecture == "LlamaForCausalLM" and report.ok, report.text()
+
+
+def test_answers_at_places_of_the_input(tmp_path: Path) -> None:
+    """A classifier whose decoder reads the input, one layer deep."""
+    config = {
+        "architectures": ["BartForSequenceClassification"], "model_type": "bart", "decoder_layers": 1,
+        "id2label": {"0": "contradiction", "1": "neutral", "2": "entailment"},
+        "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
+    }  # fmt: skip
+    report = tiny_model(source(tmp_path / "source", config))
+    assert report.ok, report.text()
+
+
+def test_a_field_that_the_class_sets_is_no_difference(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["VisionEncoderDecoderModel"], "model_type": "vision-encoder-decoder", "pad_token_id": 1,
+        "decoder_start_token_id": 2, "encoder": {"model_type": "vit"},
+        "decoder": {"model_type": "trocr", "is_decoder": True, "add_cross_attention": True},
+    }  # fmt: skip
+    report = tiny_model(source(tmp_path / "source", config))
+    assert report.checks["diff"].ok, report.text()
