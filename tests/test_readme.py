@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-MARKS = {"not run", "figures", "/figures", "output of: mldebug demo"}
+MARKS = {"not run", "figures", "/figures", "output of: mldebug demo", "shortened"}
 
 # What the commands of the README run.
 TRAIN = """
@@ -116,6 +116,9 @@ def test_python_blocks_run(text: str, names: dict[str, Any], tmp_path: Path, mon
 def test_commands_run(line: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAIN)
+    if "my-model" in line:
+        make_tokenizer(tmp_path / "my-model")
+    (tmp_path / "data.jsonl").write_text("".join(f'{{"text": "row {i}", "label": {i % 3}}}\n' for i in range(300)))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -127,6 +130,17 @@ def test_commands_run(line: str, tmp_path: Path) -> None:
         assert "trained with" in done.stdout
     for name in re.findall(r"\S+\.(?:png|jsonl)", line):
         assert (tmp_path / name).stat().st_size > 0
+    for name in re.findall(r"-o (\S+-tiny)", line):
+        assert list((tmp_path / name).iterdir())
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A byte-level BPE tokenizer of 600 tokens, learnt from the README."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator([README], vocab_size=600, show_progress=False)
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def test_the_change_of_import_works() -> None:
