@@ -9,6 +9,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from mldebug.tiny._dataset_write import (
     folder_size,
     make_table,
     samples_as_rows,
+    unify,
     write_card,
     write_parquet,
     write_record,
@@ -83,10 +85,11 @@ def tiny_dataset(
     refuse(target, force)
     limits = _limits(rows, max_rows, max_bytes, max_seconds)
     with quiet(), folder_beside(target) as folder:
-        opened = open_source(source, config=config, offline=offline)
+        opened = _open(source, config, offline)
         as_tar = _as_tar(format, opened)
         facts: dict[str, SplitFacts] = {}
         files: dict[str, tuple[Path, int, Any]] = {}
+        tables: dict[str, tuple[Any, Any]] = {}
         notes = list(opened.notes)
         for name in _chosen(opened, splits):
             reader = opened.splits[name]
@@ -96,14 +99,20 @@ def tiny_dataset(
                 raise MldebugError(
                     f"a row cannot be read: {picked.skipped[0]}", "mend it, or leave strict out to go on"
                 )
-            if picked.taken:
-                path, features, more = _write(folder, name, reader, picked.taken, as_tar, fill_missing)
+            picked.notes += [f"{text} ({times} times)" for text, times in shrinker.notes.items()]
+            if as_tar and picked.taken:
+                path, features, more = write_samples(folder, name, picked.taken, fill_missing)
                 files[name] = (path, len(picked.taken), features)
                 picked.notes += more
-            picked.notes += [f"{text} ({times} times)" for text, times in shrinker.notes.items()]
-            facts[name] = _facts(picked, n, rows, reader.count, files.get(name))
-        if not files:
+            elif picked.taken:
+                tables[name] = _table(reader, picked.taken)
+            facts[name] = _facts(picked, n, rows, reader.count)
+        if not files and not tables:
             raise _no_rows(opened, facts)
+        for name, (table, features) in (unify(tables) if tables else {}).items():
+            files[name] = (write_parquet(folder, name, table, features), len(table), features)
+        for name, (path, _rows, _features) in files.items():
+            facts[name] = replace(facts[name], bytes=path.stat().st_size)
         notes += [f"split {name} has no rows, and is left out" for name in facts if name not in files]
         write_card(
             folder,
@@ -131,6 +140,14 @@ def tiny_dataset(
     )
 
 
+def _open(source: Any, config: str | None, offline: bool | None) -> Opened:
+    try:
+        return open_source(source, config=config, offline=offline)
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise MldebugError(f"cannot read {source}: {reason}", "check its permissions") from exc
+
+
 def _pick(reader: Reader, n: int, rows: str, limits: Limits, seed: str, by: str | None, shrinker: Shrinker) -> Picked:
     rng = random.Random(seed)
     take = _take_sample(shrinker) if isinstance(reader, TarReader) else shrinker.take
@@ -156,18 +173,14 @@ def pick_rows(
 ) -> tuple[str, Picked, Any, Any]:
     """Rows of one split of a source, for `unpack`: the source's name, what was picked, the table and its features."""
     _check(n, rows, side, "auto")
-    opened = open_source(source, offline=offline)
+    opened = _open(source, None, offline)
     name = _chosen(opened, None if split is None else [split])[0]
     reader = opened.splits[name]
     shrinker = Shrinker(reader.features, side, opened.root)
     picked = _pick(reader, n, rows, _limits(rows, None, None, None), f"{seed} {name}", by, shrinker)
     if not picked.taken:
-        raise _no_rows(opened, {name: _facts(picked, n, rows, reader.count, None)})
-    taken = picked.taken
-    if isinstance(reader, TarReader):
-        reader = Reader()
-        taken, reader.features = samples_as_rows(taken)
-    table, features = make_table(reader, taken)
+        raise _no_rows(opened, {name: _facts(picked, n, rows, reader.count)})
+    table, features = _table(reader, picked.taken)
     return opened.name, picked, table, features
 
 
@@ -180,19 +193,14 @@ def _take_sample(shrinker: Shrinker) -> Any:
     return take
 
 
-def _write(
-    folder: Path, split: str, reader: Reader, taken: list[Taken], as_tar: bool, fill: bool
-) -> tuple[Path, Any, list[str]]:
-    if as_tar:
-        return write_samples(folder, split, taken, fill)
+def _table(reader: Reader, taken: list[Taken]) -> tuple[Any, Any]:
     if isinstance(reader, TarReader):
         reader = Reader()
         taken, reader.features = samples_as_rows(taken)
-    table, features = make_table(reader, taken)
-    return write_parquet(folder, split, table, features), features, []
+    return make_table(reader, taken)
 
 
-def _facts(picked: Picked, n: int, rows: str, count: int | None, file: Any) -> SplitFacts:
+def _facts(picked: Picked, n: int, rows: str, count: int | None) -> SplitFacts:
     meter = picked.meter
     notes = list(picked.notes)
     if rows != "first" and not meter.complete:
@@ -206,7 +214,7 @@ def _facts(picked: Picked, n: int, rows: str, count: int | None, file: Any) -> S
         rows=len(picked.taken),
         seen=meter.rows,
         complete=meter.complete,
-        bytes=file[0].stat().st_size if file else 0,
+        bytes=0,
         indices=tuple(row.index for row in picked.taken),
         covered=picked.covered,
         skipped=tuple(dict.fromkeys(picked.skipped)),

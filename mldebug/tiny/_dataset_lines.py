@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import lzma
+import tarfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -28,8 +31,6 @@ def open_file(path: Path) -> BinaryIO:
 
         return cast(BinaryIO, bz2.open(path, "rb"))
     if suffix == ".xz":
-        import lzma
-
         return cast(BinaryIO, lzma.open(path, "rb"))
     if suffix in (".zst", ".zstd", ".lz4"):
         import pyarrow
@@ -53,7 +54,7 @@ class FilesReader(Reader):
                     row.index = index
                     index += not row.gap
                     yield row
-            except (OSError, EOFError, ValueError, csv.Error) as exc:
+            except (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError, tarfile.TarError) as exc:
                 yield gap(path, f"it cannot be read to its end: {_reason(exc)}", index)
 
     def rows_of(self, path: Path) -> Iterator[Row]:
@@ -213,6 +214,7 @@ class CsvReader(FilesReader):
                 names = next(lines, None)
                 if names is None:
                     return
+                names = _named(names)
                 self.names = self.names or names
                 if names != self.names:
                     raise ValueError(f"its columns are {', '.join(names)}, and those of the first file are others")
@@ -245,6 +247,18 @@ class CsvReader(FilesReader):
         buffer.seek(0)
         frame = pandas.read_csv(buffer, skip_blank_lines=False)
         return pyarrow.Table.from_pandas(frame, preserve_index=False)[len(head) :]
+
+
+def _named(names: list[str]) -> list[str]:
+    """The header as pandas names the columns: no two alike, and none without a name."""
+    found: list[str] = []
+    for place, name in enumerate(names):
+        name = name or f"Unnamed: {place}"
+        again, number = name, 1
+        while again in found:
+            again, number = f"{name}.{number}", number + 1
+        found.append(again)
+    return found
 
 
 class _Cells:

@@ -33,15 +33,15 @@ class Shrinker:
             found = table.select(columns).to_pylist()[0] if columns else {}
         else:
             found = dict(row.load())
-        values, changed = {}, set()
+        values = {}
         for name, value in found.items():
             try:
                 values[name] = self._walk(value, None if self.features is None else self.features.get(name))
             except BadMedia as exc:
                 raise BadRow(f"{row.where}: {name}: {exc}") from None
-            if values[name] != value:
-                changed.add(name)
-        return Taken(row.index, row.where, values, table, frozenset(changed))
+            if table is not None and values[name] != value:
+                table = _with(table, name, values[name])  # the large picture goes at once, not when all are read
+        return Taken(row.index, row.where, {} if table is not None else values, table)
 
     def take_sample(self, row: Row, members: Mapping[str, Any]) -> Taken:
         """The same for a sample of a tar: pictures and sounds are members with such an extension."""
@@ -71,6 +71,9 @@ class Shrinker:
         if isinstance(value, Mapping):
             if set(value) == {"bytes", "path"} and isinstance(value["bytes"], bytes):
                 return {"bytes": self._sniffed(value["bytes"]), "path": _base_name(value["path"])}
+            if set(value) == {"bytes", "path"} and isinstance(value["path"], str):
+                with contextlib.suppress(BadMedia):  # it may be something else that has these names
+                    return {"bytes": self._sniffed(self.read(value["path"])), "path": _base_name(value["path"])}
             return {key: self._walk(item, _inner(feature, key)) for key, item in value.items()}
         if isinstance(value, list):
             inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
@@ -127,6 +130,14 @@ class Shrinker:
             return shorten_wav(data, WAV_SECONDS)
         self.notes["sounds that are no WAV are embedded at full length"] += 1
         return data
+
+
+def _with(table: Any, name: str, value: Any) -> Any:
+    import pyarrow
+
+    place = table.schema.get_field_index(name)
+    field = table.schema.field(place)
+    return table.set_column(place, field, pyarrow.array([value], field.type))
 
 
 class BadMedia(Exception):

@@ -35,8 +35,7 @@ class Taken:
     index: int
     where: str
     values: dict[str, Any]
-    table: Any = None
-    changed: frozenset[str] = frozenset()  # columns whose values are no longer those of `table`
+    table: Any = None  # in place of values, where the source is a table
 
 
 class Reader:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mldebug.core.errors import MldebugError
 from mldebug.tiny._dataset_media import plain_features
-from mldebug.tiny._dataset_rows import BadRow, Reader, Taken, size_text
+from mldebug.tiny._dataset_rows import BadRow, Reader, Taken
 from mldebug.tiny._dataset_tar import decoded, tar_features, write_tar
 
 RECORD = "mldebug_dataset.json"
@@ -44,18 +44,13 @@ def _fits(features: Any, table: Any) -> bool:
 
 
 def _joined(rows: list[Taken]) -> Any:
-    """The rows' own tables, one after the other, with the columns replaced whose media were made small."""
+    """The rows' own tables, one after the other."""
     import pyarrow
 
     try:
         table = pyarrow.concat_tables([row.table for row in rows], promote_options="permissive")
     except (ValueError, TypeError) as exc:
         raise MldebugError(f"the rows have no types in common: {exc}", "give the files one by one") from exc
-    changed = set().union(*(row.changed for row in rows))
-    for name in changed:
-        place = table.schema.get_field_index(name)
-        values = [row.values.get(name) for row in rows]
-        table = table.set_column(place, table.schema.field(name), pyarrow.array(values, table.schema.field(name).type))
     return table.combine_chunks()
 
 
@@ -86,6 +81,37 @@ def _odd_column(columns: Mapping[str, list[Any]]) -> str:
         except Exception:
             return f"column {name!r} has values that no Arrow type holds, such as {str(values[0])[:40]!r}"
     return ""
+
+
+def unify(made: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    """The same features for all splits, as one card can say: a column that is empty in one of them has the type that it
+    has in another, and one that is missing is None."""
+    from datasets import Features
+    from datasets.table import table_cast
+
+    if len({str(features) for _table, features in made.values()}) == 1:
+        return dict(made)
+    merged: dict[str, Any] = {}
+    for _table, features in made.values():
+        for name, feature in features.items():
+            if name not in merged or getattr(merged[name], "dtype", "") == "null":
+                merged[name] = feature
+    shared = Features(merged)
+    result = {}
+    for split, (table, _features) in made.items():
+        import pyarrow
+
+        for name in shared:
+            if name not in table.column_names:
+                table = table.append_column(name, pyarrow.nulls(len(table)))
+        try:
+            result[split] = (table_cast(table.select(list(shared)), shared.arrow_schema), shared)
+        except (ValueError, TypeError) as exc:
+            raise MldebugError(
+                f"split {split} has other types than the splits before it: {' '.join(str(exc).split())[:160]}",
+                f"take it by itself, with --split {split}",
+            ) from exc
+    return result
 
 
 def write_parquet(folder: Path, split: str, table: Any, features: Any) -> Path:
@@ -223,7 +249,7 @@ __all__ = [
     "folder_size",
     "make_table",
     "samples_as_rows",
-    "size_text",
+    "unify",
     "write_card",
     "write_parquet",
     "write_record",

@@ -72,7 +72,7 @@ class PackReport(Report):
 
 
 def unpack(
-    source: str | os.PathLike[str],
+    source: Any,
     output: str | os.PathLike[str],
     n: int = 10,
     *,

@@ -439,6 +439,94 @@ def test_a_file_that_breaks_off_gives_what_is_before(tmp_path) -> None:
         assert "train-1.parquet" in " ".join([*report.splits["train"].skipped, *report.splits["train"].notes])
 
 
+def test_a_file_that_is_corrupt_inside_gives_what_is_before(tmp_path) -> None:
+    text = "".join(json.dumps({"a": i, "b": str(i * 7919)}) + "\n" for i in range(120_000)).encode()
+    for ending, compress in (("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)):
+        data = bytearray(compress(text))
+        data[len(data) // 2 : len(data) // 2 + 200] = b"\x55" * 200
+        path = tmp_path / f"a.jsonl.{ending}"
+        path.write_bytes(data)
+        report = tiny_dataset(path, 5, tmp_path / f"{ending}-first")
+        assert report.splits["train"].rows == 5
+        report = tiny_dataset(path, 130_000, tmp_path / f"{ending}-all")
+        assert path.name in report.splits["train"].skipped[-1]
+
+
+def test_splits_that_differ_load_together(tmp_path) -> None:
+    (tmp_path / "set").mkdir()
+    write_lines(tmp_path / "set" / "test.jsonl", [{"a": 1, "label": None}] * 3)
+    write_lines(tmp_path / "set" / "train.jsonl", [{"a": 2, "label": 5, "more": "x"}] * 3)
+    tiny_dataset(tmp_path / "set", 2, tmp_path / "tiny")
+    both = load(tmp_path / "tiny", split=None)
+    assert both["test"][0] == {"a": 1, "label": None, "more": None} and both["train"][0]["more"] == "x"
+    write_lines(tmp_path / "set" / "test.jsonl", [{"a": {"b": 1}}])
+    with pytest.raises(MldebugError, match="split"):
+        tiny_dataset(tmp_path / "set", 2, tmp_path / "no")
+    assert not (tmp_path / "no").exists()
+
+
+def test_sounds_that_are_paths_become_bytes(tmp_path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "a.wav").write_bytes(wav(2.0))
+    feature = datasets.Audio(sampling_rate=8000)
+    features = datasets.Features({"audio": feature, "takes": datasets.List(feature)})
+    file = {"bytes": None, "path": str(tmp_path / "a.wav")}
+    table = pa.table({"audio": [file, None], "takes": [[file, None], []]}, schema=features.arrow_schema)
+    datasets.Dataset(table).save_to_disk(tmp_path / "saved")
+    pq.write_table(table.replace_schema_metadata(features.arrow_schema.metadata), tmp_path / "paths.parquet")
+    for source in ("saved", "paths.parquet"):
+        tiny_dataset(tmp_path / source, 2, tmp_path / f"tiny-{source}")
+        tiny = load(tmp_path / f"tiny-{source}")
+        first, second = stored(tiny)
+        assert tiny.features == features and second == {"audio": None, "takes": []}
+        assert len(first["audio"]["bytes"]) == len(first["takes"][0]["bytes"]) == len(wav(1.0))
+        assert first["audio"]["path"] == "a.wav" and first["takes"][1] is None
+
+
+def test_pictures_named_by_paths_in_parquet(tmp_path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "good.png").write_bytes(picture())
+    features = datasets.Features({"image": datasets.Image(), "n": datasets.Value("int64")})
+    files = [{"bytes": None, "path": path} for path in ("good.png", "gone.png", str(tmp_path / "set" / "good.png"))]
+    table = pa.table({"image": files, "n": [0, 1, 2]}, schema=features.arrow_schema)
+    for name, metadata in (("features", features.arrow_schema.metadata), ("none", None)):
+        pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "set" / "a.parquet")
+        report = tiny_dataset(tmp_path / "set" / "a.parquet", 3, tmp_path / name)
+        rows = stored(load(tmp_path / name))
+        assert facts(rows[0]["image"]["bytes"])[2] == facts(rows[-1]["image"]["bytes"])[2] == (32, 19)
+        if name == "features":  # without them it may be anything that has a path
+            assert report.splits["train"].indices == (0, 2) and "no file gone.png" in report.splits["train"].skipped[0]
+
+
+def test_a_large_picture_is_let_go_when_it_is_small(tmp_path) -> None:
+    from mldebug.tiny._dataset_media import Shrinker
+    from mldebug.tiny._dataset_source import open_source
+
+    data = picture("RGB", "BMP", (1000, 1000))
+    features = datasets.Features({"image": datasets.Image()})
+    datasets.Dataset.from_dict({"image": [{"bytes": data, "path": None}]}, features=features).to_parquet(
+        tmp_path / "a.parquet"
+    )
+    reader = open_source(tmp_path / "a.parquet").splits["train"]
+    taken = Shrinker(reader.features, 32).take(next(iter(reader.rows())))
+    assert len(data) > 3_000_000 and len(pickle.dumps(taken)) < 10_000
+
+
+def test_columns_of_a_csv_file_with_one_name(tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("a,a,\n1,2,3\n")
+    tiny_dataset(tmp_path / "a.csv", 1, tmp_path / "tiny")
+    whole = datasets.load_dataset("csv", data_files=str(tmp_path / "a.csv"), split="train")
+    assert stored(load(tmp_path / "tiny")) == stored(whole)
+    (tmp_path / "b.csv").write_text("a,b\n")
+    with pytest.raises(MldebugError, match="no rows"):
+        tiny_dataset(tmp_path / "b.csv", 1, tmp_path / "no")
+
+
 def test_a_hub_id_offline_is_said(tmp_path, monkeypatch) -> None:
     with pytest.raises(UsageError, match="offline"):
         tiny_dataset("some/dataset", 5, tmp_path / "tiny", offline=True)
