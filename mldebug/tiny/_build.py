@@ -246,8 +246,9 @@ def _parameters_on_meta(cls: Any, config: Mapping[str, Any]) -> int:
 
 def _says(exc: Exception) -> str:
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()] or [type(exc).__name__]
-    said = lines[1] if len(lines) > 1 and lines[0].startswith("Class validation error") else lines[0]
-    return said[:240]
+    if len(lines) > 1 and lines[0].startswith("Class validation error"):
+        return lines[1][:240]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:240]
 
 
 def _package(exc: ImportError) -> str:

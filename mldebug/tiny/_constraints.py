@@ -44,18 +44,24 @@ def _heads(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
             continue
         width = _width_of(key, fields) or hidden
         if source.get(width, 0) % max(1, source.get(key) or 1) == 0 and fields[width] % value:
-            setter.set(
-                level, key, next(count for count in (value, 4, 2, 1) if count <= value and fields[width] % count == 0)
-            )
+            most = max(value, min(16, source.get(key) or value))
+            fit = [
+                count for count in (4, 6, 8, 10, 9, 14, 2, 3, 5, 7, 1) if count <= most and not fields[width] % count
+            ]
+            even = [count for count in fit if fields[width] // count % 2 == 0]
+            setter.set(level, key, (even or fit)[0])
     for key, value in list(fields.items()):
         if role_of(key, value) == "kv" and is_int(value) and value > 0:
             partner = first(fields, (key.replace("key_value", "attention"), *_HEADS))
-            if partner and source.get(partner, 0) % max(1, source.get(key, 1)) == 0 and fields[partner] % value:
-                setter.set(
-                    level,
-                    key,
-                    next(count for count in range(min(value, fields[partner]), 0, -1) if fields[partner] % count == 0),
-                )
+            old = source.get(key), source.get(partner or "")
+            if partner is None or not (is_int(old[0]) and is_int(old[1]) and old[0] and old[1] % old[0] == 0):
+                continue
+            grouped = old[0] < old[1]
+            if fields[partner] % value or (grouped and value >= fields[partner] > 1):
+                most = min(value, fields[partner] - 1 if grouped and fields[partner] > 1 else fields[partner])
+                setter.set(level, key, next(count for count in range(most, 0, -1) if fields[partner] % count == 0))
+            elif not grouped and value < fields[partner]:
+                setter.set(level, key, fields[partner])
 
 
 def _width_of(key: str, fields: Mapping[str, Any]) -> str | None:
@@ -201,7 +207,10 @@ def _experts(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
         and source[top] < source.get(count, 0)
         and fields[top] >= fields[count]
     ):
-        setter.set(level, top, max(1, fields[count] - 1))
+        if not setter.free(level, top) and fields[top] > 1:
+            setter.set(level, count, min(source[count], fields[top] + 2 - fields[top] % 2))
+        else:
+            setter.set(level, top, max(1, fields[count] - 1))
     elif top is not None and fields[top] > fields[count]:
         setter.set(level, top, fields[count])
 
@@ -284,13 +293,13 @@ def _groups(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
 
 
 def _windows(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
-    """A window smaller than the source's positions cuts something off here too, and a larger one nothing."""
+    """A window cuts something off; only that of all layers which is as large as the source's positions cuts nothing."""
     positions, before = level.number("max_position_embeddings"), source.get("max_position_embeddings")
     for key, value in list(level.fields.items()):
         old = source.get(key)
         if role_of(key, value) != "window" or not (positions and isinstance(old, int) and isinstance(before, int)):
             continue
-        if old >= before:
+        if old >= before and key == "sliding_window" and len(set(source.get("layer_types") or ())) < 2:
             setter.set(level, key, positions)
         elif is_int(value) and value >= positions:
             setter.set(level, key, max(1, positions // 2))

@@ -14,10 +14,9 @@ from mldebug.tiny._ids import map_ids
 from mldebug.tiny._layers import cut_layers
 from mldebug.tiny._quirks import SET
 from mldebug.tiny._roles import OPAQUE, Level, levels, role_of
-from mldebug.tiny._widths import by_layer, head_dims, heads, layer_heads, widths
+from mldebug.tiny._widths import by_layer, head_dims, heads, heads_of_kv, layer_heads, widths
 
 RULES_VERSION = 1
-HIDDEN = 32  # the largest hidden size, where nothing is asked for
 VOCAB = 256
 WINDOW = 16
 
@@ -56,7 +55,7 @@ def shrink(
     """
     source = copy.deepcopy(dict(config))
     tiny = copy.deepcopy(source)
-    asked = dict(_flat(overrides or {}))
+    asked = _with_labels(source, dict(_flat(overrides or {})))
     pins = _check(source, asked)
     notes: list[str] = []
     before = {level.path: level for level in levels(source)}
@@ -70,7 +69,9 @@ def shrink(
     tree = list(levels(tiny))
     setter = Setter(tiny, pins)
     _unquantized(tree, setter, notes)
-    widths(tree, before, setter, hidden or HIDDEN, notes)
+    for level in tree:
+        heads_of_kv(level, before[level.path].fields if level.path in before else {}, setter)
+    widths(tree, before, setter, hidden, notes)
     for level in tree:
         heads(level, before[level.path].fields if level.path in before else {}, setter)
         head_dims(level, before[level.path].fields if level.path in before else {}, setter)
@@ -127,6 +128,11 @@ class Setter:
     def has_pin(self, level: Level, key: str) -> bool:
         """Whether the field, or one inside it, was set by hand."""
         return level.at(key) in self.pins or any(pin.startswith(level.at(key) + ".") for pin in self.pins)
+
+    def hold(self, level: Level, key: str, value: Any) -> None:
+        """Set a field that follows from one set by hand: no rule changes it any more."""
+        self.set(level, key, value)
+        self.pins |= {level.at(key)}
 
     def free(self, level: Level, key: str) -> bool:
         return level.at(key) not in self.pins
@@ -187,6 +193,26 @@ def _flat(overrides: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]
             found += _flat(value, here)
         else:
             found.append((here, value))
+    return found
+
+
+def _with_labels(config: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """The number of labels is no field of its own: it is how many names there are."""
+    found: dict[str, Any] = {}
+    places = {level.path: level.fields for level in levels(config)}
+    for path, value in asked.items():
+        parent, _dot, key = path.rpartition(".")
+        fields = places.get(parent, {})
+        if key != "num_labels" or key in fields or "id2label" not in fields:
+            found[path] = value
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"{path} is {value!r}", "give a whole number of 1 or more")
+        names = list((fields["id2label"] or {}).values())[:value]
+        names += [f"LABEL_{number}" for number in range(len(names), value)]
+        start = f"{parent}." if parent else ""
+        found[f"{start}id2label"] = {str(number): name for number, name in enumerate(names)}
+        found[f"{start}label2id"] = {name: number for number, name in enumerate(names)}
     return found
 
 

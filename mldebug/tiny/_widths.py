@@ -10,6 +10,7 @@ from mldebug.tiny._roles import Level, is_int, role_of
 if TYPE_CHECKING:
     from mldebug.tiny._shrink import Setter
 
+HIDDEN = 32  # the largest hidden size, where nothing is asked for
 UNIT = 16  # hidden sizes are multiples of it: 4 heads of an even size fit, in two dimensions too
 STEP = 8  # other widths
 
@@ -17,17 +18,26 @@ STEP = 8  # other widths
 MANY = 7  # distinct widths that all stay distinct; of more, close ones become equal, or the largest would be large
 
 
-def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, largest: int, notes: list[str]) -> None:
+def widths(
+    tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, asked: int | None, notes: list[str]
+) -> None:
     """Scale every width. Values are mapped, not fields: what was equal anywhere in the model stays equal."""
+    largest = asked or HIDDEN
     hidden: set[int] = set()  # heads divide these
     others: set[int] = set()
     top = 0
     staged = False
-    fields = [
-        (level, key, value, role_of(key, value))
-        for level in [*tree, *by_layer(tree)]
-        for key, value in level.fields.items()
-    ]
+    by_hand: dict[int, int] = {}  # hidden sizes of the source -> what they were set to
+    fields = []
+    for level in [*tree, *by_layer(tree)]:
+        old = before[level.path].fields if level.path in before else {}
+        for key, value in level.fields.items():
+            role = role_of(key, value)
+            if not setter.free(level, key) and is_int(value) and is_int(old.get(key)):
+                if role == "hidden":
+                    by_hand[old[key]] = value
+                value = old[key]  # sizes beside it are scaled as the source has them
+            fields.append((level, key, value, role))
     for level, _key, value, role in fields:
         items = value if isinstance(value, list) else [value]
         if role == "hidden":
@@ -39,7 +49,10 @@ def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, l
     blocks(tree, setter)
     if not hidden | others:
         return
-    mapping = width_map(hidden, others, 2 * largest if staged else largest, top)
+    limit, unit = 2 * largest if staged else largest, _unit_of(tree, setter, largest)
+    mapping = width_map(hidden, others, limit, top, unit, asked is not None and not staged)
+    for old_size, size in by_hand.items():
+        mapping = {key: size if key == old_size else value for key, value in {old_size: size, **mapping}.items()}
     alike = len(mapping) - len(set(mapping.values()))
     if alike:
         notes.append(
@@ -50,6 +63,29 @@ def widths(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter, l
             new = [mapping.get(item, item) for item in value] if isinstance(value, list) else mapping.get(value, value)
             if new != value:
                 setter.set(level, key, new)
+
+
+def _unit_of(tree: Sequence[Level], setter: Setter, largest: int) -> int:
+    """What hidden sizes are multiples of, so that heads that were set divide them into even sizes, of 8 if it fits."""
+    unit = UNIT
+    for level in tree:
+        for key, value in level.fields.items():
+            if role_of(key, value) == "heads" and is_int(value) and value > 0 and not setter.free(level, key):
+                size = next((size for size in (8, 4) if size * value <= largest), 2)
+                unit = unit if unit % (2 * value) == 0 else size * value
+    return unit
+
+
+def heads_of_kv(level: Level, before: Mapping[str, Any], setter: Setter) -> None:
+    """Heads for a number of kv heads that was set: twice as many where the source has more, else as many."""
+    names = {key: value for key, value in before.items() if role_of(key, value) == "heads"}
+    for key, value in list(level.fields.items()):
+        partner = _partner(key, names) if role_of(key, value) == "kv" else None
+        if partner is None or setter.free(level, key) or not setter.free(level, partner):
+            continue
+        if is_int(value) and is_int(before.get(key)) and is_int(before[partner]) and value not in (0, 1, 2, 4):
+            grouped = before[key] < before[partner] and value < before[partner]
+            setter.hold(level, partner, value * (2 if grouped else 1))
 
 
 def _has_heads(level: Level, count: int) -> bool:
@@ -124,8 +160,11 @@ def layer_heads(tree: Sequence[Level], setter: Setter) -> None:
                 setter.set(level, key, max(1, min(few(value), count) if value > 1 else value))
 
 
-def width_map(hidden: set[int], others: set[int], largest: int, top: int = 0) -> dict[int, int]:
-    """Old width -> new width: divided by one number, rounded, in the same order, distinct where they were."""
+def width_map(
+    hidden: set[int], others: set[int], largest: int, top: int = 0, unit: int = UNIT, capped: bool = False
+) -> dict[int, int]:
+    """Old width -> new width: divided by one number, rounded, in the same order, distinct where they were. Hidden sizes
+    are multiples of `unit`, if `largest` allows; they may pass it to stay distinct, unless `capped`."""
     top = top or max(hidden or others)
     if top <= largest and max(hidden | others) <= 4 * largest:
         return {}
@@ -133,7 +172,8 @@ def width_map(hidden: set[int], others: set[int], largest: int, top: int = 0) ->
     mapping: dict[int, int] = {}
     last = 0
     strict = len(hidden | others) <= MANY
-    unit = UNIT if largest >= 2 * UNIT else max(2, largest // 4 * 2)
+    if unit == UNIT and largest < 2 * UNIT:
+        unit = max(2, largest // 4 * 2)
     for old in sorted(hidden | others):
         if old <= unit:
             mapping[old] = old
@@ -146,6 +186,21 @@ def width_map(hidden: set[int], others: set[int], largest: int, top: int = 0) ->
         if new > old:
             new = old
         mapping[old] = last = new
+    return _capped(mapping, hidden, largest, unit, strict) if capped else mapping
+
+
+def _capped(mapping: dict[int, int], hidden: set[int], largest: int, unit: int, strict: bool) -> dict[int, int]:
+    """No hidden size above `largest`: where other widths between them pushed one up, those make room."""
+    above = 0  # the width that the next larger one has
+    for old in sorted(mapping, reverse=True):
+        new = mapping[old]
+        if old in hidden and new > largest >= unit:
+            new = largest // unit * unit
+        elif above and (new > above or (strict and new == above)) and new > STEP:
+            new = max(unit if old in hidden else min(STEP, unit), above - (unit if old in hidden else min(STEP, unit)))
+        if old in hidden or above:
+            above = new
+        mapping[old] = new
     return mapping
 
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from mldebug import tiny_model
+from mldebug import MldebugError, tiny_model
+from mldebug.core.errors import UsageError
 from mldebug.tiny._checks_config import check_ids
 from mldebug.tiny._shrink import shrink
 from mldebug.tiny._source import resolve
@@ -159,3 +160,58 @@ def test_a_field_that_the_class_sets_is_no_difference(tmp_path: Path) -> None:
     }  # fmt: skip
     report = tiny_model(source(tmp_path / "source", config))
     assert report.checks["diff"].ok, report.text()
+
+
+class TestWhatIsSetByHand:
+    """What depends on a field that was set follows it, so that the model still runs."""
+
+    @pytest.mark.parametrize(
+        ("name", "value", "heads", "kv"),
+        [
+            ("num_key_value_heads", 3, 6, 3),
+            ("num_key_value_heads", 1, 4, 1),
+            ("num_attention_heads", 7, 7, 1),
+            ("num_attention_heads", 6, 6, 3),
+            ("num_attention_heads", 2, 2, 1),
+            ("hidden_size", 30, 3, 1),
+            ("hidden_size", 64, 4, 2),
+        ],
+    )
+    def test_heads_and_widths(self, name: str, value: int, heads: int, kv: int, tmp_path: Path) -> None:
+        report = tiny_model(source(tmp_path / "source", LLAMA), set={name: value})
+        config = report.model.config
+        assert report.ok, report.text()
+        assert getattr(config, name) == value
+        assert (config.num_attention_heads, config.num_key_value_heads) == (heads, kv)
+        assert config.intermediate_size < 200
+
+    def test_experts_for_experts_per_token(self) -> None:
+        tiny = shrink(resolve("mixtral").config, overrides={"num_experts_per_tok": 5}).config
+        assert (tiny["num_local_experts"], tiny["num_experts_per_tok"]) == (6, 5)
+
+    def test_what_was_as_wide_stays_so(self) -> None:
+        tiny = shrink(resolve("qwen2_5_vl").config, overrides={"text_config.hidden_size": 64}).config
+        assert tiny["vision_config"]["out_hidden_size"] == tiny["text_config"]["hidden_size"] == 64
+
+    def test_a_hidden_size_that_was_asked_for_is_the_largest(self) -> None:
+        tiny = shrink(resolve("qwen2_5_vl").config, hidden=32).config
+        assert max(tiny["text_config"]["hidden_size"], tiny["vision_config"]["hidden_size"]) == 32
+
+    def test_number_of_labels(self, tmp_path: Path) -> None:
+        config = {
+            "model_type": "bert",
+            "architectures": ["BertForTokenClassification"],
+            "id2label": {"0": "O", "1": "B"},
+        }
+        report = tiny_model(source(tmp_path / "source", config), set={"num_labels": 3})
+        assert report.ok, report.text()
+        assert report.model.config.id2label == {0: "O", 1: "B", 2: "LABEL_2"}
+        assert report.model.classifier.out_features == 3
+
+    def test_number_of_labels_that_is_none(self) -> None:
+        with pytest.raises(UsageError, match="num_labels is 0"):
+            shrink(resolve("bert").config, overrides={"num_labels": 0})
+
+    def test_an_error_of_the_config_is_whole(self, tmp_path: Path) -> None:
+        with pytest.raises(MldebugError, match=r"num_hidden_layers.*expected int, got str"):
+            tiny_model("llama", set={"num_hidden_layers": "abc"})
