@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no folder to write to", "give -o DIR")
     report: Report = args.call(args)
     emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color)
-    return 0 if report.ok else 1
+    return 130 if getattr(report, "interrupted", False) else 0 if report.ok else 1
 
 
 def _tiny_dataset(args: argparse.Namespace) -> Report:
@@ -101,8 +102,15 @@ def _tiny_dataset(args: argparse.Namespace) -> Report:
         strict=args.strict,
         offline=True if args.offline else None,
         force=args.force,
+        progress=_to_stderr if sys.stderr is not None and sys.stderr.isatty() and not args.quiet else None,
         **{name: value for name, value in limits.items() if value is not None},
     )
+
+
+def _to_stderr(text: str) -> None:
+    """Over the line before it, and gone when the report is printed."""
+    sys.stderr.write(f"\r{text}\x1b[K\r")
+    sys.stderr.flush()
 
 
 def _unpack_arguments(parser: Parser) -> None:

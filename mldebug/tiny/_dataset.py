@@ -8,7 +8,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from mldebug.tiny._dataset_cover import pick_cover
 from mldebug.tiny._dataset_media import Shrinker
 from mldebug.tiny._dataset_pick import Picked, pick_first, pick_random, pick_stratified
 from mldebug.tiny._dataset_report import SplitFacts, TinyDatasetReport
-from mldebug.tiny._dataset_rows import Limits, Reader, Row, Taken
+from mldebug.tiny._dataset_rows import Limits, Reader, Row, Stop, Taken
 from mldebug.tiny._dataset_source import Opened, open_source
 from mldebug.tiny._dataset_tar import TarReader, decoded
 from mldebug.tiny._dataset_write import (
@@ -59,6 +59,7 @@ def tiny_dataset(
     max_seconds: float | None = None,
     offline: bool | None = None,
     force: bool = False,
+    progress: Callable[[str], None] | None = None,
 ) -> TinyDatasetReport:
     """Write `n` rows of each split of `source` to the new folder `output`, which `load_dataset` loads, and report.
 
@@ -74,7 +75,8 @@ def tiny_dataset(
     tars (`format` "parquet" or "tar" chooses), with the members that each sample has, or with `fill_missing` an empty
     text or a JSON null for those it lacks. Features, splits and the card are kept. A row that cannot be read is left
     out and named; with `strict` it is an MldebugError, as is a source without rows. The folder appears when it is
-    complete; `force` replaces an earlier tiny dataset.
+    complete; `force` replaces an earlier tiny dataset. Ctrl-C while rows are chosen ends the choosing: what was
+    found is written, and `report.interrupted` is true. `progress` is called with a line now and then.
 
         report = tiny_dataset("data/train.jsonl", 100, "tiny", rows="cover")
         dataset = load_dataset("tiny")
@@ -83,7 +85,7 @@ def tiny_dataset(
     _check(n, rows, side, format, max_rows, max_bytes, max_seconds)
     target = Path(output)
     refuse(target, force)
-    limits = _limits(rows, max_rows, max_bytes, max_seconds)
+    limits = _limits(rows, max_rows, max_bytes, max_seconds, progress)
     with quiet(), folder_beside(target) as folder:
         opened = _open(source, config, offline)
         as_tar = _as_tar(format, opened)
@@ -137,6 +139,7 @@ def tiny_dataset(
         bytes=size,
         notes=tuple(notes),
         seconds=time.perf_counter() - begin,
+        interrupted=limits.stop is not None and limits.stop.asked,
     )
 
 
@@ -149,7 +152,16 @@ def _open(source: Any, config: str | None, offline: bool | None) -> Opened:
 
 
 def _pick(reader: Reader, n: int, rows: str, limits: Limits, seed: str, by: str | None, shrinker: Shrinker) -> Picked:
-    rng = random.Random(seed)
+    with limits.stop or contextlib.nullcontext():
+        picked = _picked(reader, n, rows, limits, random.Random(seed), by, shrinker)
+    if limits.stop is not None and limits.stop.asked and not picked.taken:
+        raise KeyboardInterrupt
+    return picked
+
+
+def _picked(
+    reader: Reader, n: int, rows: str, limits: Limits, rng: random.Random, by: str | None, shrinker: Shrinker
+) -> Picked:
     take = _take_sample(shrinker) if isinstance(reader, TarReader) else shrinker.take
     if rows == "first":
         return pick_first(reader, n, take, limits)
@@ -177,7 +189,7 @@ def pick_rows(
     name = _chosen(opened, None if split is None else [split])[0]
     reader = opened.splits[name]
     shrinker = Shrinker(reader.features, side, opened.root)
-    picked = _pick(reader, n, rows, _limits(rows, None, None, None), f"{seed} {name}", by, shrinker)
+    picked = _pick(reader, n, rows, _limits(rows), f"{seed} {name}", by, shrinker)
     if not picked.taken:
         raise _no_rows(opened, {name: _facts(picked, n, rows, reader.count)})
     table, features = _table(reader, picked.taken)
@@ -205,9 +217,9 @@ def _facts(picked: Picked, n: int, rows: str, count: int | None) -> SplitFacts:
     notes = list(picked.notes)
     if rows != "first" and not meter.complete:
         of = "the rows after them" if count is None else f"{max(0, count - meter.rows):,} more rows"
-        notes.append(f"not seen: {of}, as the limit of {meter.hit} was reached after {meter.rows:,} rows")
+        notes.append(f"not seen: {of}, as {meter.hit} after {meter.rows:,} rows")
     elif meter.hit and len(picked.taken) < n and not meter.complete:
-        notes.append(f"the limit of {meter.hit} was reached before {n} rows were found")
+        notes.append(f"{meter.hit} before {n} rows were found")
     elif len(picked.taken) < n and rows != "cover":
         notes.append(f"the source has no more than {len(picked.taken):,} rows that can be used")
     return SplitFacts(
@@ -246,10 +258,16 @@ def _as_tar(format: str, opened: Opened) -> bool:
     return is_tar and format != "parquet"
 
 
-def _limits(rows: str, max_rows: int | None, max_bytes: int | None, max_seconds: float | None) -> Limits:
+def _limits(
+    rows: str,
+    max_rows: int | None = None,
+    max_bytes: int | None = None,
+    max_seconds: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Limits:
     """Those that were given, and for all but the first rows the usual ones."""
     usual = Limits(sys.maxsize, sys.maxsize, math.inf) if rows == "first" else Limits()
-    return Limits(max_rows or usual.rows, max_bytes or usual.bytes, max_seconds or usual.seconds)
+    return Limits(max_rows or usual.rows, max_bytes or usual.bytes, max_seconds or usual.seconds, Stop(), progress)
 
 
 def _check(

@@ -59,6 +59,7 @@ class TinyDatasetReport(Report):
     bytes: int
     notes: tuple[str, ...]
     seconds: float
+    interrupted: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "splits": {name: facts.to_dict() for name, facts in self.splits.items()}}
@@ -78,7 +79,7 @@ class TinyDatasetReport(Report):
                 lines.append(("  skipped", f"and {len(facts.skipped) - SHOWN} more rows"))
             lines += [("  note", text) for text in facts.notes]
         lines += [("note", text) for text in self.notes]
-        lines.append(("time", f"{self.seconds:.1f} s"))
+        lines.append(("time", f"{self.seconds:.1f} s{', interrupted' if self.interrupted else ''}"))
         return layout(lines, width)
 
 

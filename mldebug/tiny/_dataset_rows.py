@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -94,6 +96,33 @@ class Limits:
     rows: int = 1_000_000
     bytes: int = 1 << 30
     seconds: float = 30.0
+    stop: Stop | None = None
+    progress: Callable[[str], None] | None = None  # called about twice a second
+
+
+class Stop:
+    """Inside `with`, Ctrl-C ends the looking and not the work: what was found so far is written. A second one ends all.
+
+    Only where Ctrl-C would raise KeyboardInterrupt in this thread.
+    """
+
+    asked = False
+
+    def __enter__(self) -> Stop:
+        main = threading.current_thread() is threading.main_thread()
+        self._replaces = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if self._replaces:
+            signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def _handle(self, *_: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_: Any) -> None:
+        if self._replaces:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass
@@ -106,6 +135,7 @@ class Meter:
     hit: str = ""
     complete: bool = False  # the source ended before a limit
     _start: float = field(default_factory=time.monotonic)
+    _shown: float = field(default_factory=time.monotonic)
 
     def watch(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The rows until a limit is reached."""
@@ -120,13 +150,18 @@ class Meter:
 
     def full(self) -> bool:
         """Whether a limit is reached; `hit` says which."""
-        limits = self.limits
-        if self.rows >= limits.rows:
-            self.hit = f"{limits.rows:,} rows"
+        limits, now = self.limits, time.monotonic()
+        if limits.stop is not None and limits.stop.asked:
+            self.hit = "it was interrupted"
+        elif self.rows >= limits.rows:
+            self.hit = f"the limit of {limits.rows:,} rows was reached"
         elif self.bytes >= limits.bytes:
-            self.hit = f"{size_text(limits.bytes)}"
-        elif time.monotonic() - self._start >= limits.seconds:
-            self.hit = f"{limits.seconds:g} s"
+            self.hit = f"the limit of {size_text(limits.bytes)} was reached"
+        elif now - self._start >= limits.seconds:
+            self.hit = f"the limit of {limits.seconds:g} s was reached"
+        if limits.progress is not None and now >= self._shown + 0.5:
+            self._shown = now
+            limits.progress(f"looked at {self.rows:,} rows, {size_text(self.bytes)}")
         return bool(self.hit)
 
 

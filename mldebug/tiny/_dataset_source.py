@@ -13,8 +13,9 @@ from typing import Any
 
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.tiny._dataset_lines import CsvReader, JsonReader, TextReader
+from mldebug.tiny._dataset_loaded import DatasetReader, StreamReader
 from mldebug.tiny._dataset_rows import Reader
-from mldebug.tiny._dataset_tables import ArrowReader, DatasetReader, ParquetReader, StreamReader
+from mldebug.tiny._dataset_tables import ArrowReader, ParquetReader
 from mldebug.tiny._dataset_tar import TarReader
 
 _KINDS = {
@@ -124,8 +125,8 @@ def _folder(path: Path, name: str, config: str | None) -> Opened:
         return _saved(path, name)
     if not any(path.iterdir()):
         raise MldebugError(f"{name} is an empty folder", "give a folder with data files in it")
-    builder = _builder(str(path), name, config)
-    opened = _built(builder, name, str(path))
+    builder = _builder(str(path.resolve()), name, config)
+    opened = _built(builder, name, str(path.resolve()))
     with contextlib.suppress(OSError, UnicodeDecodeError):
         opened.card = (path / "README.md").read_text(encoding="utf-8")
     return opened

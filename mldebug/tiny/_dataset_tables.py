@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mldebug.tiny._dataset_lines import gap, open_file
-from mldebug.tiny._dataset_media import leaves
 from mldebug.tiny._dataset_rows import BadRow, Meter, Reader, Row, at, size_text
 
 BATCH_BYTES = 8 << 20
 MANY_FILES = 1000  # above this, random rows come from that many files
 
 
-class _Batch:
+class Batch:
     """A batch whose rows are looked at: they become Python values all at once, when the first of them is needed."""
 
     def __init__(self, reader: TableReader, batch: Any) -> None:
@@ -85,7 +84,7 @@ class TableReader(Reader):
             try:
                 for batch in self.batches(part, columns):
                     size = batch.nbytes // max(1, batch.num_rows)
-                    held = _Batch(self, batch)
+                    held = Batch(self, batch)
                     for i in range(batch.num_rows):
                         yield held.row(i, index, f"{self.name(part)} row {number}", size)
                         index, number = index + 1, number + 1
@@ -229,7 +228,7 @@ class ParquetReader(TableReader):
                     for i in inside:
                         if offset <= i < offset + batch.num_rows:
                             at_file = start + i
-                            yield _Batch(self, batch).row(
+                            yield Batch(self, batch).row(
                                 i - offset, begin + at_file, f"{path.name} row {at_file}", size
                             )
                 start += facts.num_rows
@@ -332,79 +331,3 @@ def _arrow(path: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
         else:
             stream = pyarrow.ipc.open_stream(source)
             yield stream.schema, iter(stream)
-
-
-class DatasetReader(TableReader):
-    """A Dataset in memory or mapped from disk, with its indices where it has some."""
-
-    def __init__(self, dataset: Any, name: str) -> None:
-        super().__init__(dataset.features)
-        self.dataset, self.title = dataset.with_format("arrow"), name
-        self.count = len(dataset)
-
-    def parts(self) -> Iterator[str]:
-        yield self.title
-
-    def name(self, part: Any) -> str:
-        return str(part)
-
-    def batches(self, part: Any, columns: list[str] | None = None) -> Iterator[Any]:
-        dataset = self.dataset if columns is None else self.dataset.select_columns(columns)
-        for start in range(0, len(dataset), 64):
-            yield dataset[start : start + 64]
-
-    def sample(self, n: int, rng: Any, meter: Meter) -> tuple[list[int], str]:
-        count = len(self.dataset)
-        meter.rows, meter.complete = count, True
-        return sorted(rng.sample(range(count), min(n, count))), ""
-
-    def fetch(self, indices: Iterable[int]) -> Iterator[Row]:
-        for index in sorted(set(indices)):
-            table = self.dataset[index : index + 1]
-            yield _Batch(self, table).row(0, index, f"{self.title} row {index}", table.nbytes)
-
-
-class StreamReader(Reader):
-    """What only datasets can read, through its streaming, without decoding any file in the rows."""
-
-    def __init__(self, make: Callable[[], Any], features: Any, name: str) -> None:
-        self.make, self.features, self.title = make, features, name
-
-    def rows(self) -> Iterator[Row]:
-        index = 0
-        try:
-            for values in _undecoded(self.make()):
-                yield Row(index, f"{self.title} row {index}", _Values(values), _rough_size(values))
-                index += 1
-        except Exception as exc:  # the loaders of datasets raise what they like
-            cause = exc.__cause__ or exc
-            reason = " ".join(str(cause).split())[:300] or type(cause).__name__
-            yield gap(Path(self.title), f"it cannot be read after row {index}: {reason}", index)
-
-
-def _undecoded(stream: Any) -> Iterator[Mapping[str, Any]]:
-    """The rows with files as paths or bytes. Sounds are let through before datasets encodes them: to look at one it
-    wants a codec, even where nothing is decoded."""
-    if stream.features is None:
-        yield from stream
-    elif any(type(leaf).__name__ in ("Audio", "Video") for leaf in leaves(stream.features)):
-        for _key, values in stream._ex_iterable:
-            yield values
-    else:
-        yield from stream.decode(False)
-
-
-class _Values:
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
-
-    def __call__(self) -> Mapping[str, Any]:
-        return self.values
-
-
-def _rough_size(value: Any) -> int:
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_rough_size, value.values()))
-    return sum(map(_rough_size, value)) if isinstance(value, (list, tuple)) else 8

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections import Counter
 
 import pytest
@@ -168,3 +170,44 @@ def test_more_labels_than_rows(tmp_path) -> None:
     source = write_lines(tmp_path / "a.jsonl", [{"label": i} for i in range(20)])
     report = tiny_dataset(source, 5, tmp_path / "tiny", rows="stratified")
     assert report.splits["train"].rows == 5 and any("20 labels" in note for note in report.splits["train"].notes)
+
+
+@pytest.mark.parametrize("rows", ["first", "random", "cover"])
+def test_ctrl_c_writes_what_was_found(tmp_path, rows) -> None:
+    def endless(stop_at: int):
+        for number in range(10**9):
+            if number == stop_at:
+                signal.raise_signal(signal.SIGINT)
+            yield {"a": number}
+
+    source = datasets.IterableDataset.from_generator(endless, gen_kwargs={"stop_at": 50})
+    n = 10**6 if rows == "first" else 5
+    report = tiny_dataset(source, n, tmp_path / rows, rows=rows)
+    facts = report.splits["train"]
+    assert report.interrupted and "interrupted" in report.text() and 49 <= facts.seen <= 52
+    assert any("it was interrupted" in note for note in facts.notes)
+    assert len(load(tmp_path / rows)) == facts.rows > 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_ends_all(tmp_path) -> None:
+    def none_yet():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        yield {"a": 1}
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny_dataset(datasets.IterableDataset.from_generator(none_yet), 5, tmp_path / "tiny", rows="cover")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_is_told(tmp_path) -> None:
+    def slow():
+        for number in range(60):
+            time.sleep(0.02)
+            yield {"a": number}
+
+    told: list[str] = []
+    source = datasets.IterableDataset.from_generator(slow)
+    tiny_dataset(source, 5, tmp_path / "tiny", rows="random", progress=told.append)
+    assert told and all(text.startswith("looked at ") for text in told)
