@@ -311,14 +311,17 @@ def quiet() -> Iterator[None]:
     """Without the progress bars and warnings of the libraries: the report says what there is to say."""
     import datasets
     from datasets.utils import logging
+    from huggingface_hub.utils import logging as hub
 
-    level, bars = logging.get_verbosity(), datasets.are_progress_bars_disabled()
+    level, hub_level, bars = logging.get_verbosity(), hub.get_verbosity(), datasets.are_progress_bars_disabled()
     logging.set_verbosity(logging.CRITICAL)
+    hub.set_verbosity(hub.CRITICAL)
     datasets.disable_progress_bars()
     try:
         yield
     finally:
         logging.set_verbosity(level)
+        hub.set_verbosity(hub_level)
         if not bars:
             datasets.enable_progress_bars()
 

@@ -214,6 +214,8 @@ class CsvReader(FilesReader):
                 names = next(lines, None)
                 if names is None:
                     return
+                if any(map(_has_escapes, names)):
+                    raise ValueError("its header is not UTF-8")
                 names = _named(names)
                 self.names = self.names or names
                 if names != self.names:

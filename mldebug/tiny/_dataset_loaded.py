@@ -29,7 +29,7 @@ class DatasetReader(TableReader):
     def batches(self, part: Any, columns: list[str] | None = None) -> Iterator[Any]:
         dataset = self.dataset if columns is None else self.dataset.select_columns(columns)
         for start in range(0, len(dataset), 64):
-            yield dataset[start : start + 64]
+            yield _valid(dataset[start : start + 64])
 
     def sample(self, n: int, rng: Any, meter: Meter) -> tuple[list[int], str]:
         count = len(self.dataset)
@@ -38,8 +38,18 @@ class DatasetReader(TableReader):
 
     def fetch(self, indices: Iterable[int]) -> Iterator[Row]:
         for index in sorted(set(indices)):
-            table = self.dataset[index : index + 1]
+            try:
+                table = _valid(self.dataset[index : index + 1])
+            except (ValueError, OSError) as exc:
+                yield gap(Path(self.title), f"row {index} cannot be read: {' '.join(str(exc).split())}", index)
+                continue
             yield Batch(self, table).row(0, index, f"{self.title} row {index}", table.nbytes)
+
+
+def _valid(table: Any) -> Any:
+    """Offsets that lead out of a corrupt file that is mapped would end the process."""
+    table.validate(full=True)
+    return table
 
 
 class StreamReader(Reader):

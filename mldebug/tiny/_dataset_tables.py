@@ -48,6 +48,16 @@ def _values(column: Any) -> list[Any]:
             return ["?"] * len(column)
 
 
+def features_of(schema: Any) -> Any:
+    """The features that a schema holds; where they are corrupt, those of its types alone."""
+    from datasets import Features
+
+    try:
+        return Features.from_arrow_schema(schema)
+    except Exception:  # whatever a corrupt description leads to
+        return Features.from_arrow_schema(schema.remove_metadata())
+
+
 class TableReader(Reader):
     """Rows of batches. A subclass gives the batches of a part, such as a file."""
 
@@ -126,11 +136,9 @@ class ParquetReader(TableReader):
             self.features = self._features()
 
     def _features(self) -> Any:
-        from datasets import Features
-
         for path in self.files:
             with contextlib.suppress(OSError, ValueError), _parquet(path) as file:
-                return Features.from_arrow_schema(file.schema_arrow)
+                return features_of(file.schema_arrow)
         return None
 
     def parts(self) -> Iterator[Path]:
@@ -300,11 +308,9 @@ class ArrowReader(TableReader):
             self.features = self._features()
 
     def _features(self) -> Any:
-        from datasets import Features
-
         for path in self.files:
             with contextlib.suppress(OSError, ValueError), _arrow(path) as (schema, _batches):
-                return Features.from_arrow_schema(schema)
+                return features_of(schema)
         return None
 
     def parts(self) -> Iterator[Path]:
@@ -313,6 +319,7 @@ class ArrowReader(TableReader):
     def batches(self, part: Path, columns: list[str] | None = None) -> Iterator[Any]:
         with _arrow(part) as (_schema, batches):
             for batch in batches:
+                batch.validate(full=True)  # offsets that lead out of a corrupt file would end the process
                 yield batch if columns is None else batch.select(columns)
 
 

@@ -452,6 +452,39 @@ def test_a_file_that_is_corrupt_inside_gives_what_is_before(tmp_path) -> None:
         assert path.name in report.splits["train"].skipped[-1]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "saved", "jsonl.gz", "tar", "csv"])
+def test_corrupt_bytes_never_end_in_a_traceback(tmp_path, kind: str) -> None:
+    """Bytes are changed at random: there is a set that loads, or one clear error; never half of a folder."""
+    import random
+    import shutil
+
+    (tmp_path / "in").mkdir()
+    if kind == "tar":
+        samples = [(f"{i:03d}", {"jpg": picture("RGB", "JPEG"), "txt": b"x", "json": b"{}"}) for i in range(9)]
+        source = write_tar(tmp_path / "in" / "a.tar", samples)
+    elif kind == "csv":
+        source = tmp_path / "in" / "a.csv"
+        source.write_text("a,b\n" + '1,"x, y"\n' * 50)
+    else:
+        source = as_file(tmp_path / "in", kind)
+    whole = snapshot(tmp_path / "in")
+    for seed in range(25):
+        rng = random.Random(f"{kind} {seed}")
+        name = rng.choice([name for name in whole if "." in name])
+        data = bytearray(whole[name])
+        for _ in range(rng.randint(1, 10)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        (tmp_path / "in" / name).write_bytes(data[: rng.choice((None, None, len(data) // 2))])
+        try:
+            tiny_dataset(source, 5, tmp_path / "tiny", rows=rng.choice(["first", "random", "cover"]))
+            assert len(load(tmp_path / "tiny")) > 0
+            shutil.rmtree(tmp_path / "tiny")
+        except MldebugError as exc:
+            assert "\n" not in exc.message and exc.hint
+        assert [path.name for path in tmp_path.iterdir()] == ["in"]
+        (tmp_path / "in" / name).write_bytes(whole[name])
+
+
 def test_splits_that_differ_load_together(tmp_path) -> None:
     (tmp_path / "set").mkdir()
     write_lines(tmp_path / "set" / "test.jsonl", [{"a": 1, "label": None}] * 3)
