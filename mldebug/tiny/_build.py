@@ -67,7 +67,12 @@ def build(
             f"set the field yourself, such as --set {culprits[0]}=...",
         ) from failure
     notes.append(f"{_says(failure)}: so not shrunk: {named}")
-    return Built(_make(cls, undone.config, dtype, seed, notes), undone, notes)
+    try:
+        return Built(_make(cls, undone.config, dtype, seed, notes), undone, notes)
+    except Exception as exc:  # only with real numbers in it, which the search does without
+        raise MldebugError(
+            f"{cls.__name__} cannot be built small: {_says(exc)}", "give a larger --hidden, or set fields with --set"
+        ) from exc
 
 
 def config_of(config: Mapping[str, Any], cls: Any = None) -> Any:

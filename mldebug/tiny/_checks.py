@@ -15,6 +15,7 @@ from mldebug.tiny._checks_config import Check, check_diff, check_ids
 from mldebug.tiny._checks_train import backward, loss_falls, some
 from mldebug.tiny._forward import float_tensors, loss_of
 from mldebug.tiny._inputs import example_inputs
+from mldebug.tiny._inputs_facts import Facts, walk
 
 LONGEST = 512  # tokens of the longest forward; the report says where a model could take more
 
@@ -117,7 +118,8 @@ _SAVED = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", to
 def _shapes(model: Any, reference: Callable[[], Any] | None) -> tuple[bool, str]:
     """No matrix may have become much wider than it is: a size that was left behind shows here."""
     rows = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    tables = {model.config.get_text_config().to_dict().get("vocab_size"), getattr(model.config, "num_labels", None)}
+    tables = {value for _path, key, value in walk(model.config.to_dict()) if key == "vocab_size"}
+    tables.add(getattr(model.config, "num_labels", None))
     wide = {
         name: tuple(tensor.shape)
         for name, tensor in model.named_parameters()
@@ -233,8 +235,6 @@ def _forward(subject: Subject, model: Any, inputs: dict[str, Any]) -> tuple[bool
 
 
 def _longest(subject: Subject, model: Any) -> int | None:
-    from mldebug.tiny._inputs_facts import Facts
-
     limits = [Facts(model, None, 1, 0).positions, getattr(subject.tokenizer, "model_max_length", None), LONGEST]
     return min(int(limit) for limit in limits if limit)
 
@@ -274,7 +274,12 @@ def _generate(subject: Subject, model: Any, inputs: Mapping[str, Any]) -> tuple[
         said = f" (from id {start}: the source names no start)"
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(subject.seed)
-        out = model.generate(**given, **options)
+        try:
+            out = model.generate(**given, **options)
+        except ValueError as exc:
+            if "MinNewTokens" not in str(exc):
+                raise
+            out = model.generate(**given, **{**options, "min_new_tokens": None})
     tokens = getattr(out, "sequences", out)
     if isinstance(tokens, torch.Tensor) and tokens.dim() == 2 and not tokens.is_floating_point():
         return True, f"4 tokens: {tokens[0, -4:].tolist()}{said}"

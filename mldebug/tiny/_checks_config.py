@@ -99,20 +99,23 @@ def is_id(name: str) -> bool:
 
 
 def _clash(source: Mapping[str, Any], tiny: Mapping[str, Any]) -> str:
-    """Two ids that differ at the source and are one now. Ids of one level are compared with each other."""
-    met: dict[int, tuple[str, int]] = {}
-    for key, new in tiny.items():
-        old = source.get(key)
-        if isinstance(new, Mapping) and isinstance(old, Mapping):
-            if said := _clash(old, new):
-                return said
-        elif (
-            is_id(str(key)) and isinstance(old, int) and isinstance(new, int) and old >= 0 and not isinstance(new, bool)
-        ):
-            name, other = met.setdefault(new, (str(key), old))
-            if other != old:
-                return f"{name} and {key} were {other} and {old}, and are both {new}"
+    """Two ids that differ at the source and are one now, in the same vocabulary: that of a size, at any level."""
+    met: dict[tuple[int | None, int], tuple[str, int]] = {}
+    before = {path: (item, limit) for path, item, limit in _ids(source, "", _vocab(source))}
+    after = {path: item for path, item, _limit in _ids(tiny, "", None)}
+    for path, (old, limit) in before.items():
+        if path not in after or isinstance(_raw(source, path), list) or isinstance(_raw(tiny, path), list):
+            continue
+        name, other = met.setdefault((limit, after[path]), (path, old))
+        if other != old:
+            return f"{name} and {path} were {other} and {old}, and are both {after[path]}"
     return ""
+
+
+def _raw(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
 
 
 # Written by save_pretrained or set by hand, and no part of the architecture.
@@ -140,17 +143,11 @@ def check_diff(
     ]
     if odd and reference is not None:  # a class of models may set fields as it is built, at any size
         own = reference().config.to_dict()
-        odd = [path for path in odd if _at(own, path) != _at(tiny, path)]
+        odd = [path for path in odd if _plain(_raw(own, path)) != _plain(_raw(tiny, path))]
     if odd:
         shown = ", ".join(f"{path} {found[path][0]!r} became {found[path][1]!r}" for path in odd[:3])
         return False, f"{len(odd)} undeclared: {shown}"
     return True, f"{len(differing)} fields differ from the source, all of them sizes"
-
-
-def _at(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        config = config.get(name) if isinstance(config, Mapping) else None
-    return _plain(config)
 
 
 def _follows(path: str, old: Any, new: Any) -> bool:

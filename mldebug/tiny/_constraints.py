@@ -22,7 +22,7 @@ def meet(tree: Sequence[Level], before: Mapping[str, Level], setter: Setter) -> 
     meet_images(tree, before, setter)
     for level in tree:
         source = before[level.path].fields if level.path in before else {}
-        for rule in (_heads, _linear_heads, _head_sums, _experts, _mamba, _stages, _rope, _groups, _windows):
+        for rule in (_heads, _linear_heads, _head_sums, _experts, _mamba, _stages, _rope, _groups, _windows, _codecs):
             rule(level, source, setter)
 
 
@@ -271,6 +271,20 @@ def _stages(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
             setter.set(level, "hidden_size", 8 * factor)
             if is_int(fields.get("window_size")):
                 setter.set(level, "window_size", min(fields["window_size"], 2))  # the last stage has 2 by 2 patches
+
+
+def _codecs(level: Level, source: Mapping[str, Any], setter: Setter) -> None:
+    """Channels can be halved at each upsampling, and bandwidths are for as many codebooks as the source has."""
+    fields = level.fields
+    rates = fields.get("upsample_rates")
+    if isinstance(rates, list) and level.number("upsample_initial_channel"):
+        halved = 2 ** len(rates)
+        if fields["upsample_initial_channel"] < halved <= (source.get("upsample_initial_channel") or 0):
+            setter.set(level, "upsample_initial_channel", halved)
+    bands, size, old = fields.get("target_bandwidths"), level.number("codebook_size"), source.get("codebook_size")
+    if isinstance(bands, list) and size > 1 and isinstance(old, int) and old > size:
+        ratio = math.ceil(math.log2(size)) / math.ceil(math.log2(old))  # a code of a smaller book has fewer bits
+        setter.set(level, "target_bandwidths", [round(band * ratio, 6) for band in source["target_bandwidths"]])
 
 
 def _groups(level: Level, source: Mapping[str, Any], setter: Setter) -> None:

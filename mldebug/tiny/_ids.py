@@ -14,9 +14,9 @@ TEXT = (
     "text_config",
     "language_config",
     "llm_config",
+    "text_encoder",
     "decoder",
     "decoder_config",
-    "text_encoder",
     "thinker_config",
     "backbone_config",
 )
@@ -35,7 +35,10 @@ def map_ids(
     for level in tree:
         for key, value in level.fields.items():
             if role_of(key, value) == "id" or (key in NESTED and isinstance(value, list)):
-                spaces.setdefault(_space(level, key, tree, old_sizes, text), []).append((level, key))
+                space = _space(level, key, tree, old_sizes, text)
+                if old_sizes.get(space) == old_sizes.get(text) and space not in setter.pins:
+                    space = text  # a config may name the vocabulary of its text once more
+                spaces.setdefault(space, []).append((level, key))
     for path, value in new_sizes.items():
         setter.path(path, value)
     for space, places in spaces.items():

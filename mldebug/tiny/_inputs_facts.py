@@ -102,7 +102,7 @@ class Facts:
         """How long a text may be, or None where nothing says."""
         value = self.number(
             "max_position_embeddings", "n_positions", "max_sequence_length", "max_target_positions", "n_ctx",
-            "max_seq_len", "seq_length", "block_size", within=TEXT,
+            "max_seq_len", "seq_length", "block_size", "max_text_positions", within=TEXT,
         )  # fmt: skip
         return value or None
 

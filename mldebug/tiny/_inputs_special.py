@@ -9,6 +9,7 @@ import torch
 
 from mldebug.tiny._inputs_facts import Facts
 from mldebug.tiny._inputs_makers import Values
+from mldebug.tiny._inputs_text import placeholder
 
 
 def _dia(facts: Facts, made: Values) -> None:
@@ -110,6 +111,16 @@ def _reformer(facts: Facts, made: Values) -> None:
         made["attention_mask"] = torch.ones_like(made["input_ids"])
 
 
+def _qwen2_audio(facts: Facts, made: Values) -> None:
+    """A placeholder for each feature: of a single one it would think that the text is not expanded yet."""
+    token, features = placeholder(facts, "audio") or 0, made["input_features"].shape[-1] // 4
+    ids = made["input_ids"]
+    plain = ids[ids != token].reshape(facts.batch, -1)[:, : max(2, (facts.positions or 128) - features)]
+    sound = torch.full((facts.batch, features), token)
+    made["input_ids"] = torch.cat([plain[:, :1], sound, plain[:, 1:]], dim=1)
+    made["attention_mask"] = torch.ones_like(made["input_ids"])
+
+
 def _robot(facts: Facts, made: Values) -> None:
     """One camera, and a chunk of actions to predict."""
     made["pixel_values"] = facts.floats(facts.batch, 1, facts.channels, *facts.size)
@@ -174,6 +185,7 @@ SPECIAL: dict[str, Callable[[Facts, Values], None]] = {
     "qwen2_5_omni_audio_encoder": _audio_lengths,
     "qwen3_omni_moe_audio_encoder": _audio_lengths,
     "rag": _rag,
+    "qwen2_audio": _qwen2_audio,
     "reformer": _reformer,
     "seggpt": _seggpt,
     "speech-encoder-decoder": _speech,

@@ -215,3 +215,70 @@ class TestWhatIsSetByHand:
     def test_an_error_of_the_config_is_whole(self, tmp_path: Path) -> None:
         with pytest.raises(MldebugError, match=r"num_hidden_layers.*expected int, got str"):
             tiny_model("llama", set={"num_hidden_layers": "abc"})
+
+
+class TestIdsOfSeveralLevels:
+    """A config around a text may name the text's vocabulary once more: its ids are of that one."""
+
+    CONFIG: ClassVar[dict[str, Any]] = {
+        "architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3", "image_token_id": 128257,
+        "vocab_size": 128259,
+        "text_config": {**LLAMA, "vocab_size": 128259, "pad_token_id": 128002},
+        "vision_config": {"model_type": "idefics3_vision", "hidden_size": 1152, "image_size": 364, "patch_size": 14,
+                          "num_attention_heads": 16, "num_hidden_layers": 27, "intermediate_size": 4304},
+    }  # fmt: skip
+
+    def test_stay_distinct(self, tmp_path: Path) -> None:
+        report = tiny_model(source(tmp_path / "source", self.CONFIG))
+        config = report.model.config
+        text = config.text_config
+        found = [config.image_token_id, text.pad_token_id, text.bos_token_id, *text.eos_token_id]
+        assert len(set(found)) == 6 and sorted(found) == found[2:3] + found[3:4] + found[1:2] + found[4:] + found[:1]
+        assert report.ok, report.text()
+
+    def test_two_that_became_one_fail_the_check(self, tmp_path: Path) -> None:
+        model = tiny_model(source(tmp_path / "source", self.CONFIG)).model
+        model.config.image_token_id = model.config.text_config.pad_token_id
+        ok, why = check_ids(model, tmp_path, resolve(tmp_path / "source").config, None)
+        assert not ok and "text_config.pad_token_id" in why and "image_token_id" in why
+
+
+class TestCodecs:
+    def test_as_many_codebooks_as_the_decoder_takes(self) -> None:
+        config = {
+            "model_type": "musicgen",
+            "audio_encoder": {
+                "model_type": "encodec", "sampling_rate": 32000, "codebook_size": 2048, "target_bandwidths": [2.2],
+                "upsampling_ratios": [8, 5, 4, 4],
+            },
+            "decoder": {"model_type": "musicgen_decoder", "num_codebooks": 4, "vocab_size": 2048, "pad_token_id": 2048},
+            "text_encoder": {"model_type": "t5", "vocab_size": 32128},
+        }  # fmt: skip
+        tiny = shrink(config).config
+        assert tiny["audio_encoder"]["target_bandwidths"] == [1.2]  # 6 bits for each code, where there were 11
+        assert tiny["decoder"]["vocab_size"] == tiny["audio_encoder"]["codebook_size"] < 2048
+
+    def test_channels_can_be_halved_at_each_upsampling(self) -> None:
+        tiny = shrink(resolve("seamless_m4t_v2").config).config
+        assert tiny["upsample_initial_channel"] >= 2 ** len(tiny["upsample_rates"])
+
+
+def test_a_text_is_as_long_as_its_own_positions(tmp_path: Path) -> None:
+    report = tiny_model("speecht5", model_class="SpeechT5ForTextToSpeech")
+    assert report.ok, report.text()
+    assert "at 128 tokens" in report.checks["forward"].why
+
+
+def test_a_sound_has_a_place_for_each_feature() -> None:
+    report = tiny_model("qwen2_audio")
+    assert report.ok, report.text()
+
+
+def test_a_build_that_fails_on_numbers_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_given: Any, **_options: Any) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("mldebug.tiny._build._make", wrong)
+    monkeypatch.setattr("mldebug.tiny._build._undo", lambda shrunk, *_given: (shrunk, []))
+    with pytest.raises(MldebugError, match="cannot be built small: division by zero"):
+        tiny_model("llama")
