@@ -218,6 +218,8 @@ def _passes(key: int) -> bool:
     module = None if watched is None else watched.ref()
     if module is None or isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)):
         return False
+    if type(module)._call_impl is not nn.Module._call_impl:
+        return False
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return not any(hooks) and module._compiled_call_impl is None and not has_foreign_hooks()
 

@@ -42,11 +42,7 @@ def attach(recorder: DebugUnderflowOverflow) -> None:
     RECORDERS.append(recorder)
     _IGNORED.clear()
     if not _undo:
-        try:
-            _install()
-        except BaseException:
-            _uninstall()
-            raise
+        _install()
 
 
 def detach(recorder: DebugUnderflowOverflow) -> None:
@@ -98,31 +94,27 @@ def _without(watched: Watched | None, recorder: DebugUnderflowOverflow) -> Watch
 
 
 def _install() -> None:
-    handles = [
-        register_module_forward_pre_hook(_before_forward),
-        register_module_forward_hook(_after_forward, with_kwargs=True),
-        register_optimizer_step_pre_hook(_before_step),
-        register_optimizer_step_post_hook(_after_step),
-    ]
-    _undo.extend(handle.remove for handle in handles)
-    # torch forgets to take a removed hook off this list.
-    _undo.append(lambda: _drop(nn.modules.module._global_forward_hooks_with_kwargs, handles[1].id))
+    _undo.append(register_module_forward_pre_hook(_before_forward).remove)
+    _undo.append(functools.partial(_remove_after, register_module_forward_hook(_after_forward, with_kwargs=True)))
+    _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
+    _undo.append(register_optimizer_step_post_hook(_after_step).remove)
     _install_shortcut()
-    scaler = torch.amp.GradScaler
-    original = scaler.step
-    scaler.step = _scaler_step(original)  # type: ignore[method-assign]
-    _undo.append(functools.partial(setattr, scaler, "step", original))
+    _install_scaler_step()
     # torch warns that global hooks fire once more for an OptimizedModule; ours are made for that.
+    before = list(warnings.filters)
     warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
-    _undo.append(functools.partial(_drop_filter, warnings.filters[0]))
+    if warnings.filters[0] not in before:  # the user may have the same
+        _undo.append(functools.partial(_drop_filter, warnings.filters[0]))
     atexit.register(_at_exit)
     _undo.append(lambda: atexit.unregister(_at_exit))
     _undo.append(_compiled.forget_graphs)
     _compiled.forget_graphs()
 
 
-def _drop(table: dict[int, bool], key: int) -> None:
-    table.pop(key, None)
+def _remove_after(handle: Any) -> None:
+    handle.remove()
+    # torch forgets to take a removed hook off this list.
+    nn.modules.module._global_forward_hooks_with_kwargs.pop(handle.id, None)
 
 
 def _drop_filter(entry: Any) -> None:
@@ -193,12 +185,12 @@ def _install_shortcut() -> None:
     """Let calls of watched modules without hooks of their own pass by torch's hook machinery.
 
     With any global hook, torch runs every module call through it: half of what the recorder would cost in Python. The
-    hooks above stay, and do the work wherever the shortcut is not taken: roots, replays, modules that have hooks.
+    hooks above stay, and do the work wherever the shortcut is not taken: roots, replays, modules that have hooks, and
+    everywhere if somebody else has replaced `Module.__call__`: each call must pass by theirs.
     """
-    global _module_call
-    _module_call = nn.Module.__call__
-    nn.Module.__call__ = _call  # type: ignore[method-assign]
     _undo.append(_remove_shortcut)
+    if nn.Module.__call__ is _module_call:
+        nn.Module.__call__ = _call  # type: ignore[method-assign]
 
 
 def _remove_shortcut() -> None:
@@ -209,7 +201,9 @@ def _remove_shortcut() -> None:
         dynamo.unpatched_nn_module_call = _module_call  # it was imported meanwhile, and took ours for torch's own
 
 
-_module_call: Callable[..., Any] = nn.Module.__call__
+# Torch's own, whatever stands in its place now: others may put theirs around ours, and take it off after we have left.
+_module_call: Callable[..., Any] = nn.Module._wrapped_call_impl
+_call_impl: Callable[..., Any] = nn.Module._call_impl
 
 
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -230,6 +224,7 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         or self._backward_hooks
         or self._backward_pre_hooks
         or self._compiled_call_impl is not None
+        or type(self)._call_impl is not _call_impl
         or _compiled.has_foreign_hooks()
         or torch._C._get_tracing_state() is not None
     ):
@@ -331,11 +326,15 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         recorder.after_step(optimizer)
 
 
-def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """GradScaler.step, seen from outside: an unfused optimizer whose step it skips is never called."""
+def _install_scaler_step() -> None:
+    """Let GradScaler.step be seen from outside: an unfused optimizer whose step it skips is never called."""
+    scaler = torch.amp.GradScaler
+    original, at_work = scaler.step, True
 
     @functools.wraps(original)
     def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if not at_work:
+            return original(self, optimizer, *args, **kwargs)
         for recorder in list(RECORDERS):
             recorder.before_step(optimizer, scaler=self)
         result = original(self, optimizer, *args, **kwargs)
@@ -343,4 +342,11 @@ def _scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
             recorder.after_step(optimizer, scaler=self)
         return result
 
-    return step
+    def undo() -> None:
+        nonlocal at_work
+        at_work = False
+        if scaler.step is step:  # else somebody has put theirs around it
+            scaler.step = original  # type: ignore[method-assign]
+
+    _undo.append(undo)
+    scaler.step = step  # type: ignore[method-assign]

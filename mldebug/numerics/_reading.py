@@ -25,7 +25,7 @@ def _opening(event: Event) -> str:
     limit = f"{event.dtype}'s largest value {event.limit:.4g}"
     bad = f"{event.bad} of {event.numel} elements" if event.bad and event.numel else "Elements"
     name = "" if event.name == event.role else f" ({event.name})"
-    if event.role == "input" and event.module == "":
+    if _is_data(event):
         return f"{bad} of the model's input{name} are {event.kind} before the first layer runs: the data is bad."
     if event.role == "input":
         return (
@@ -70,6 +70,11 @@ def _opening(event: Event) -> str:
     return f"{bad} of the {event.role} of {event.where} are nan; everything before it was finite."
 
 
+def _is_data(event: Event) -> bool:
+    """Whether the model was called with it; else its own code made it and handed it to a module inside."""
+    return event.role == "input" and event.module == "" and " of " not in event.name
+
+
 def _before(event: Event, history: Sequence[dict[str, Any]]) -> list[str]:
     """A spike of the loss or the gradient norm in the steps before, if there was one."""
     found = []
@@ -89,7 +94,7 @@ def _hint(event: Event) -> str:
         return "nothing to do, unless it goes on for more than some dozen steps"
     if event.kind == "underflow":
         return "scale the loss (torch.amp.GradScaler) or train in bfloat16"
-    if event.role == "input" and event.module == "":
+    if _is_data(event):
         return "look at this batch: check the data set for nan/inf and the preprocessing for divisions and logs"
     if event.role == "parameter" and event.phase == "init":
         return "check the checkpoint and the initialisation of this parameter (torch.empty leaves garbage)"

@@ -334,12 +334,16 @@ class DebugUnderflowOverflow(Scope):
         if self.attached:
             return
         self.attached = True
-        self._respond.begin()
-        _hub.attach(self)
-        model = self._model() if self._model is not None else None
-        if model is not None:
-            self.when_dead(model, self.remove)
-            self._add_root(model)
+        try:
+            self._respond.begin()
+            _hub.attach(self)
+            model = self._model() if self._model is not None else None
+            if model is not None:
+                self.when_dead(model, self.remove)
+                self._add_root(model)
+        except BaseException:  # nobody has this recorder yet, to remove it
+            self.remove()
+            raise
 
     def _add_root(self, module: nn.Module) -> None:
         self._roots.append(weakref.ref(module))
