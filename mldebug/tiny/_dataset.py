@@ -315,7 +315,7 @@ def quiet() -> Iterator[None]:
 
     level, hub_level, bars = logging.get_verbosity(), hub.get_verbosity(), datasets.are_progress_bars_disabled()
     logging.set_verbosity(logging.CRITICAL)
-    hub.set_verbosity(hub.CRITICAL)
+    hub.set_verbosity(logging.CRITICAL)
     datasets.disable_progress_bars()
     try:
         yield

@@ -8,7 +8,7 @@ from typing import Any
 
 from mldebug.tiny._dataset_lines import gap
 from mldebug.tiny._dataset_media import leaves
-from mldebug.tiny._dataset_rows import Meter, Reader, Row
+from mldebug.tiny._dataset_rows import READ_ERRORS, Meter, Reader, Row
 from mldebug.tiny._dataset_tables import Batch, TableReader
 
 
@@ -40,7 +40,7 @@ class DatasetReader(TableReader):
         for index in sorted(set(indices)):
             try:
                 table = _valid(self.dataset[index : index + 1])
-            except (ValueError, OSError) as exc:
+            except READ_ERRORS as exc:
                 yield gap(Path(self.title), f"row {index} cannot be read: {' '.join(str(exc).split())}", index)
                 continue
             yield Batch(self, table).row(0, index, f"{self.title} row {index}", table.nbytes)

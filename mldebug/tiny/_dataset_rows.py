@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# What reading a file that is corrupt may raise: the errors of Arrow are of all these kinds.
+READ_ERRORS = (OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError, MemoryError)
+
 
 class BadRow(Exception):
     """A row that cannot be used. The text says where it is and what is wrong with it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mldebug.tiny._dataset_lines import gap, open_file
-from mldebug.tiny._dataset_rows import BadRow, Meter, Reader, Row, at, size_text
+from mldebug.tiny._dataset_rows import READ_ERRORS, BadRow, Meter, Reader, Row, at, size_text
 
 BATCH_BYTES = 8 << 20
 MANY_FILES = 1000  # above this, random rows come from that many files
@@ -98,7 +98,7 @@ class TableReader(Reader):
                     for i in range(batch.num_rows):
                         yield held.row(i, index, f"{self.name(part)} row {number}", size)
                         index, number = index + 1, number + 1
-            except (OSError, ValueError, EOFError) as exc:  # ArrowInvalid is a ValueError
+            except READ_ERRORS as exc:
                 yield gap(Path(self.name(part)), f"it cannot be read after row {number}: {' '.join(str(exc).split())}")
                 missing = self.length(part)
                 index += 0 if missing is None else missing - number
@@ -137,7 +137,7 @@ class ParquetReader(TableReader):
 
     def _features(self) -> Any:
         for path in self.files:
-            with contextlib.suppress(OSError, ValueError), _parquet(path) as file:
+            with contextlib.suppress(*READ_ERRORS), _parquet(path) as file:
                 return features_of(file.schema_arrow)
         return None
 
@@ -150,7 +150,7 @@ class ParquetReader(TableReader):
                 yield from _group_batches(file, group, columns)
 
     def length(self, part: Any) -> int | None:
-        with contextlib.suppress(OSError, ValueError), _parquet(part) as file:
+        with contextlib.suppress(*READ_ERRORS), _parquet(part) as file:
             return int(file.metadata.num_rows)
         return None
 
@@ -167,7 +167,7 @@ class ParquetReader(TableReader):
                 try:
                     with _parquet(path) as file:
                         self._counts.append(int(file.metadata.num_rows))
-                except (OSError, ValueError, EOFError) as exc:
+                except READ_ERRORS as exc:
                     self._counts.append(0)
                     self._broken.append(gap(path, f"it cannot be read: {' '.join(str(exc).split())}"))
         return self._counts
@@ -205,7 +205,7 @@ class ParquetReader(TableReader):
     def _groups(self) -> Iterator[tuple[int, int, int]]:
         first = 0
         for path in self.files:
-            with contextlib.suppress(OSError, ValueError), _parquet(path) as file:
+            with contextlib.suppress(*READ_ERRORS), _parquet(path) as file:
                 for group in range(file.num_row_groups):
                     facts = file.metadata.row_group(group)
                     yield first, facts.num_rows, facts.total_byte_size
@@ -221,7 +221,7 @@ class ParquetReader(TableReader):
             if here:
                 try:
                     yield from self._fetch_file(path, here, begin)
-                except (OSError, ValueError) as exc:
+                except READ_ERRORS as exc:
                     yield gap(path, f"it cannot be read: {' '.join(str(exc).split())}")
             begin += count
 
@@ -309,7 +309,7 @@ class ArrowReader(TableReader):
 
     def _features(self) -> Any:
         for path in self.files:
-            with contextlib.suppress(OSError, ValueError), _arrow(path) as (schema, _batches):
+            with contextlib.suppress(*READ_ERRORS), _arrow(path) as (schema, _batches):
                 return features_of(schema)
         return None
 
