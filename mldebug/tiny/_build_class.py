@@ -26,7 +26,14 @@ def class_of(config: Mapping[str, Any], model_class: str | None = None, trust_re
                 f"transformers has no class {model_class}",
                 f"did you mean {near[0]}?" if near else "see its documentation",
             )
-        return _concrete(found, config)
+        found = _concrete(found, config)
+        if not _takes(found, model_type):
+            wanted = getattr(found.config_class, "model_type", "")
+            raise UsageError(
+                f"{model_class} is for models of the type {wanted}, and the source is of the type {model_type}",
+                "choose another class, or none",
+            )
+        return found
     auto_map = config.get("auto_map")
     if trust_remote_code and isinstance(auto_map, Mapping):
         for key in (

@@ -121,6 +121,7 @@ def _scaled(value: Any, ratio: float) -> Any:
 
 _PER_IMAGE = (
     "image_seq_length",
+    "image_seq_len",
     "mm_tokens_per_image",
     "num_image_tokens_per_image",
     "image_token_length",

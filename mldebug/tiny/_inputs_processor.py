@@ -77,7 +77,7 @@ def _calls(facts: Facts, processor: Any) -> Iterator[dict[str, Any]]:
         yield parts
         if "audio" in parts:
             yield {**parts, "sampling_rate": _rate(processor.feature_extractor)}
-    if reads:
+    if reads and not parts:  # a text alone would say nothing about the picture or the sound
         yield {"text": [SENTENCE] * facts.batch}
 
 

@@ -39,8 +39,10 @@ def folder_beside(target: Path | None) -> Iterator[Path]:
         raise MldebugError(f"cannot write {target}: {reason}", "choose another folder") from exc
     try:
         yield folder
-    except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
+    except Exception as exc:
+        if not isinstance(exc, OSError) and "I/O error" not in str(exc):  # the writer of weights has errors of its own
+            raise
+        reason = (getattr(exc, "strerror", None) or str(exc).rpartition("I/O error: ")[2]).lower()
         raise MldebugError(f"cannot write {target or folder}: {reason}", "make room, or choose another folder") from exc
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -62,13 +62,18 @@ def _follow(
         _part(config, ("vision_config", "backbone_config")),
         _part(config, ("audio_config", "encoder", "audio_encoder_config")),
     )
+    tile = document.get("max_image_size")
     for key, value in list(document.items()):
         new = value
         if isinstance(value, dict) and key not in _SIZES:
             _follow(value, config, id_map, changed)
             continue
-        if key in _SIZES:
+        if key == "size" and isinstance(tile, dict):  # of the whole, which is cut into tiles
+            new = _whole(value, tile, vision)
+        elif key in _SIZES:
             new = _size(value, vision)
+        elif key == "image_grid_pinpoints" and isinstance(config.get(key), list):
+            new = config[key]
         elif key in ("patch_size", "temporal_patch_size", "merge_size", "spatial_merge_size", "num_channels"):
             field = {"merge_size": ("spatial_merge_size", "merge_size")}.get(key, (key,))
             found = next((vision[name] for name in field if isinstance(vision.get(name), int)), None)
@@ -94,7 +99,8 @@ def _follow(
                 ),
                 None,
             )
-            new = found if found is not None else (_patches(vision) or value)
+            joined = config.get("scale_factor") if isinstance(config.get("scale_factor"), int) else 1
+            new = found if found is not None else max(1, (_patches(vision) or value) // (joined or 1) ** 2)
         elif key.endswith(("_token_id", "_token_ids")) and id_map is not None:
             new = _mapped(value, id_map)
         if new != value:
@@ -103,7 +109,7 @@ def _follow(
     _clip_length(document, audio, changed)
 
 
-_SIZES = frozenset(("size", "crop_size", "image_size", "pad_size"))
+_SIZES = frozenset(("size", "crop_size", "image_size", "pad_size", "max_image_size"))
 
 
 def _part(config: Mapping[str, Any], names: tuple[str, ...]) -> Mapping[str, Any]:
@@ -113,6 +119,18 @@ def _part(config: Mapping[str, Any], names: tuple[str, ...]) -> Mapping[str, Any
                 part: Mapping[str, Any] = holder[name]
                 return part
     return config
+
+
+def _whole(value: Any, tile: Mapping[str, Any], vision: Mapping[str, Any]) -> Any:
+    """Two tiles wide where it was several, else one."""
+    one = _size(tile, vision)
+    edges = [item for item in tile.values() if isinstance(item, int)]
+    if not isinstance(value, dict) or not edges or one == tile:
+        return _size(value, vision)
+    edge = max(item for item in one.values() if isinstance(item, int))
+    return {
+        key: edge * (2 if item > max(edges) else 1) if isinstance(item, int) else item for key, item in value.items()
+    }
 
 
 def _size(value: Any, vision: Mapping[str, Any]) -> Any:

@@ -40,6 +40,8 @@ def resolve(source: str | os.PathLike[str], *, trust_remote_code: bool = False, 
         resolve("llama").config["hidden_size"]
     """
     name = os.fspath(source)
+    if not name.strip():
+        raise UsageError("the source is empty", "give a folder, a repository id or a model type such as llama")
     path = Path(name).expanduser()
     if path.is_dir():
         return _from_folder(name, "folder", path, trust_remote_code)
@@ -49,8 +51,6 @@ def resolve(source: str | os.PathLike[str], *, trust_remote_code: bool = False, 
 
     if name in CONFIG_MAPPING:
         return _from_type(name)
-    if not name:
-        raise UsageError("the source is empty", "give a folder, a repository id or a model type such as llama")
     if path.is_absolute() or name.startswith((".", "~")) or name.endswith(".json") or name.count("/") > 1:
         raise MldebugError(f"cannot read {name}: no such file or directory", _nearest_file(path))
     if "/" not in name:

@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
 from mldebug import MldebugError, tiny_model
 from mldebug.core.errors import UsageError
 from mldebug.tiny._checks_config import check_ids
+from mldebug.tiny._inputs_facts import Facts
+from mldebug.tiny._inputs_processor import processed
+from mldebug.tiny._processor import write_processor
 from mldebug.tiny._shrink import shrink
 from mldebug.tiny._source import resolve
 
@@ -282,3 +287,62 @@ def test_a_build_that_fails_on_numbers_is_one_clear_error(monkeypatch: pytest.Mo
     monkeypatch.setattr("mldebug.tiny._build._undo", lambda shrunk, *_given: (shrunk, []))
     with pytest.raises(MldebugError, match="cannot be built small: division by zero"):
         tiny_model("llama")
+
+
+class TestClear:
+    @pytest.mark.parametrize("name", ["", " "])
+    def test_a_source_without_a_name(self, name: str) -> None:
+        with pytest.raises(UsageError, match="the source is empty"):
+            resolve(name)
+
+    def test_a_class_of_another_type(self) -> None:
+        with pytest.raises(UsageError, match=r"GPT2LMHeadModel is for models of the type gpt2, and the source.*bert"):
+            tiny_model("bert", model_class="GPT2LMHeadModel")
+
+
+class TestProcessors:
+    def test_tiles_and_tokens_follow(self, tmp_path: Path) -> None:
+        folder = tmp_path / "source"
+        folder.mkdir()
+        stored = {
+            "max_image_size": {"longest_edge": 364}, "size": {"longest_edge": 1456}, "image_seq_len": 169,
+            "image_grid_pinpoints": [[336, 672]],
+        }  # fmt: skip
+        (folder / "preprocessor_config.json").write_text(json.dumps(stored))
+        config = {
+            "scale_factor": 2, "image_grid_pinpoints": [[56, 112]],
+            "vision_config": {"image_size": 56, "patch_size": 14},
+        }  # fmt: skip
+        (tmp_path / "tiny").mkdir()
+        write_processor(folder, tmp_path / "tiny", config, None)
+        assert json.loads((tmp_path / "tiny" / "preprocessor_config.json").read_text()) == {
+            "max_image_size": {"longest_edge": 56}, "size": {"longest_edge": 112}, "image_seq_len": 4,
+            "image_grid_pinpoints": [[56, 112]],
+        }  # fmt: skip
+
+    def test_number_of_tokens_of_an_image_in_the_config(self) -> None:
+        config = {**TestIdsOfSeveralLevels.CONFIG, "image_seq_len": 169}
+        assert shrink(config).config["image_seq_len"] == 4  # of 4 by 4 patches, each 2 by 2 joined
+
+    def test_a_text_alone_is_no_picture(self) -> None:
+        class Processor:
+            image_processor = tokenizer = object()
+
+            def __call__(self, text: Any = None, images: Any = None, **_options: Any) -> dict[str, Any]:
+                if images is not None:
+                    raise ValueError("the picture does not fit")
+                return {"input_ids": torch.ones(1, 4, dtype=torch.long)}
+
+        model = tiny_model("llava").model
+        with pytest.raises(MldebugError, match="the picture does not fit"):
+            processed(Facts(model, None, 1, 0), Processor())
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_given: Any, **_options: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
+    with pytest.raises(MldebugError, match=r"cannot write .*tiny: no space left on device"):
+        tiny_model("llama", tmp_path / "tiny")
+    assert list(tmp_path.iterdir()) == []
