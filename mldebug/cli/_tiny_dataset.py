@@ -118,6 +118,8 @@ def _unpack_arguments(parser: Parser) -> None:
     parser.add_argument("-n", "--num-rows", type=_whole, default=10, metavar="N", help="records (default: 10)")
     _add_rows(parser, default="cover")
     parser.add_argument("--split", metavar="NAME", help="which split (default: the first)")
+    parser.add_argument("--config", metavar="NAME", help="which configuration of a source that has several")
+    parser.add_argument("--offline", action="store_true", help="take a hub id from the cache only")
     parser.add_argument("--side", type=_whole, default=32, metavar="PX", help="longest side of pictures (default: 32)")
     _add_common(parser)
 
@@ -133,7 +135,9 @@ def _unpack(args: argparse.Namespace) -> Report:
         seed=args.seed,
         by=args.by,
         split=args.split,
+        config=args.config,
         side=args.side,
+        offline=True if args.offline else None,
         force=args.force,
     )
 

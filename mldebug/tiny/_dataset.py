@@ -180,12 +180,13 @@ def pick_rows(
     seed: int = 0,
     by: str | None = None,
     split: str | None = None,
+    config: str | None = None,
     side: int = 32,
     offline: bool | None = None,
 ) -> tuple[str, Picked, Any, Any]:
     """Rows of one split of a source, for `unpack`: the source's name, what was picked, the table and its features."""
     _check(n, rows, side, "auto")
-    opened = _open(source, None, offline)
+    opened = _open(source, config, offline)
     name = _chosen(opened, None if split is None else [split])[0]
     reader = opened.splits[name]
     shrinker = Shrinker(reader.features, side, opened.root)

@@ -80,6 +80,7 @@ def unpack(
     seed: int = 0,
     by: str | None = None,
     split: str | None = None,
+    config: str | None = None,
     side: int = 32,
     offline: bool | None = None,
     force: bool = False,
@@ -97,7 +98,7 @@ def unpack(
     refuse(target, force, FEATURES)
     with quiet(), folder_beside(target) as folder:
         name, picked, table, features = pick_rows(
-            source, n, rows, seed=seed, by=by, split=split, side=side, offline=offline
+            source, n, rows, seed=seed, by=by, split=split, config=config, side=side, offline=offline
         )
         write_features(folder, features)
         values = table.to_pylist()

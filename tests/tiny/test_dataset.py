@@ -485,6 +485,22 @@ def test_corrupt_bytes_never_end_in_a_traceback(tmp_path, kind: str) -> None:
         (tmp_path / "in" / name).write_bytes(whole[name])
 
 
+def test_a_folder_with_several_configurations(tmp_path) -> None:
+    (tmp_path / "set").mkdir()
+    write_lines(tmp_path / "set" / "a.jsonl", [{"a": 1}])
+    write_lines(tmp_path / "set" / "b.jsonl", [{"b": 2}])
+    configs = "".join(f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in "ab")
+    (tmp_path / "set" / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    with pytest.raises(MldebugError) as caught:
+        tiny_dataset(tmp_path / "set", 1, tmp_path / "no")
+    assert "--config" in caught.value.hint
+    tiny_dataset(tmp_path / "set", 1, tmp_path / "tiny", config="b")
+    assert datasets.load_dataset(str(tmp_path / "tiny"), "b", split="train")[0] == {"b": 2}
+    assert load(tmp_path / "tiny")[0] == {"b": 2}
+    with pytest.raises(MldebugError):
+        tiny_dataset(tmp_path / "set", 1, tmp_path / "no", config="c")
+
+
 def test_splits_that_differ_load_together(tmp_path) -> None:
     (tmp_path / "set").mkdir()
     write_lines(tmp_path / "set" / "test.jsonl", [{"a": 1, "label": None}] * 3)
