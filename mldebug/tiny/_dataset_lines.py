@@ -130,11 +130,14 @@ class _Json:
         self.where, self.line = f"{path.name}:{number}", line
 
     def __call__(self) -> Mapping[str, Any]:
-        text = _decoded(self.line, self.where)
+        text = _decoded(self.line, self.where).rstrip("\r\n")
         try:
             return _object(json.loads(text), self.where, "\\ud" in text.lower())
+        except json.JSONDecodeError as exc:
+            why = exc.msg[:1].lower() + exc.msg[1:].removesuffix(" at")
+            raise BadRow(f"{self.where}: no JSON: {why} at column {exc.colno}") from None
         except (ValueError, RecursionError) as exc:
-            raise BadRow(f"{self.where}: the line is no JSON: {_reason(exc)}") from None
+            raise BadRow(f"{self.where}: no JSON: {_reason(exc)}") from None
 
 
 def _object(value: Any, where: str, surrogates: bool = True) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import glob
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,7 +180,10 @@ def _builder(source: str, name: str, config: str | None) -> Any:
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
 
     try:
-        return load_dataset_builder(source, name=config)
+        if not os.path.isdir(source):
+            return load_dataset_builder(source, name=config)
+        with tempfile.TemporaryDirectory(prefix="mldebug-") as cache:  # a lock file is all that it holds
+            return load_dataset_builder(source, name=config, cache_dir=cache)
     except (DataFilesNotFoundError, FileNotFoundError, DatasetNotFoundError) as exc:
         if isinstance(exc, DatasetNotFoundError) or not os.path.isdir(source):
             raise
