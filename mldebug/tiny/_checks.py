@@ -265,6 +265,9 @@ def _generate(subject: Subject, model: Any, inputs: Mapping[str, Any]) -> tuple[
             "end_positions",
         )
     }
+    longest = Facts(model, None, 1, 0).positions
+    if longest and set(given) <= {"input_ids", "attention_mask"} and not model.config.is_encoder_decoder:
+        given = {name: value[:, : max(1, longest - 4)] for name, value in given.items()}  # what follows has places too
     options: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     settings = model.generation_config
     said = ""

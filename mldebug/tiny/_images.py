@@ -27,6 +27,11 @@ def _positions(tree: Sequence[Level], setter: Setter) -> None:
         for key, value in list(level.fields.items()):
             if role_of(key, value) == "positions" and is_int(value) and value > POSITIONS:
                 setter.set(level, key, POSITIONS)
+    for level in tree:  # positions as a product of two axes
+        axes, most = level.fields.get("axial_pos_shape"), level.number("max_position_embeddings")
+        if is_ints(axes) and len(axes or []) == 2 and math.prod(axes or []) > most > 0:
+            side = 2 ** (int(math.log2(most)) // 2)
+            setter.set(level, "axial_pos_shape", [side, most // side])
     for level in tree:
         original, now = (
             level.fields.get("original_max_position_embeddings"),

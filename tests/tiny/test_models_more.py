@@ -346,3 +346,20 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(MldebugError, match=r"cannot write .*tiny: no space left on device"):
         tiny_model("llama", tmp_path / "tiny")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_axes_of_positions_make_as_many_as_there_are(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["ReformerModelWithLMHead"], "model_type": "reformer", "axial_pos_shape": [512, 1024],
+        "max_position_embeddings": 524288, "is_decoder": True,
+    }  # fmt: skip
+    report = tiny_model(source(tmp_path / "source", config))
+    assert report.ok, report.text()
+    tiny = report.model.config
+    assert tiny.axial_pos_shape[0] * tiny.axial_pos_shape[1] == tiny.max_position_embeddings
+
+
+@pytest.mark.parametrize("model_type", ["timesfm", "timesfm2_5"])
+def test_a_forecast_is_no_size_left_behind(model_type: str) -> None:
+    report = tiny_model(model_type)
+    assert report.ok, report.text()
