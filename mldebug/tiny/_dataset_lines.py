@@ -16,6 +16,7 @@ from mldebug.tiny._dataset_rows import BadRow, Reader, Row, Taken
 
 CHUNK = 1 << 20
 LONGEST_VALUE = 64 << 20  # characters of one JSON value, before the file is taken for broken
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zstd", ".lz4")
 HEAD = 1000  # rows of a CSV file that its types are read from, as well as from the rows that are taken
 
 
@@ -77,12 +78,16 @@ class TextReader(FilesReader):
     def rows_of(self, path: Path) -> Iterator[Row]:
         with open_file(path) as file:
             for number, line in enumerate(file, 1):
-                yield Row(0, f"{path.name}:{number}", _Text(path, number, line), len(line))
+                yield self.row(f"{path.name}:{number}", line)
+
+    def row(self, where: str, line: bytes) -> Row:
+        """A line as a row."""
+        return Row(0, where, _Text(where, line), len(line))
 
 
 class _Text:
-    def __init__(self, path: Path, number: int, line: bytes) -> None:
-        self.where, self.line = f"{path.name}:{number}", line
+    def __init__(self, where: str, line: bytes) -> None:
+        self.where, self.line = where, line
 
     def __call__(self) -> Mapping[str, Any]:
         return {"text": _decoded(self.line, self.where).rstrip("\r\n")}
@@ -100,13 +105,58 @@ class JsonReader(FilesReader):
                 number += 1
             first = first.removeprefix(b"\xef\xbb\xbf")
             if _is_line(first, file):
-                yield Row(0, f"{path.name}:{number}", _Json(path, number, first), len(first))
+                yield self.row(f"{path.name}:{number}", first)
                 for line in file:
                     number += 1
                     if line.strip():
-                        yield Row(0, f"{path.name}:{number}", _Json(path, number, line), len(line))
+                        yield self.row(f"{path.name}:{number}", line)
             else:
                 yield from _values(path, first, number, file)
+
+    def row(self, where: str, line: bytes) -> Row:
+        """A line as a row."""
+        return Row(0, where, _Json(where, line), len(line))
+
+
+PLACES = 64  # that random rows come from, where files of lines are too large to be read to their ends
+
+
+def spread_rows(reader: Reader, limit: int, rng: Any) -> Iterator[Row] | None:
+    """The lines at random places of files that hold more than `limit` bytes: about so many bytes of them in all. The
+    index of such a row is where it begins, in bytes over all files. None: the files are small enough, or have no lines
+    that can be begun with anywhere."""
+    if not isinstance(reader, (JsonReader, TextReader)) or any(path.suffix in COMPRESSED for path in reader.files):
+        return None
+    sizes = [path.stat().st_size for path in reader.files]
+    if sum(sizes) <= limit or not all(_has_lines(reader, path) for path in reader.files):
+        return None
+    places = sorted(rng.sample(range(sum(sizes)), min(PLACES, sum(sizes))))
+    return _lines_at(reader, sizes, places, max(1, limit // PLACES))
+
+
+def _has_lines(reader: Reader, path: Path) -> bool:
+    if isinstance(reader, TextReader):
+        return True
+    with open_file(path) as file:
+        return _is_line(file.readline(), file)
+
+
+def _lines_at(reader: JsonReader | TextReader, sizes: list[int], places: list[int], most: int) -> Iterator[Row]:
+    begin = 0
+    for path, size in zip(reader.files, sizes, strict=True):
+        here = [place - begin for place in places if begin <= place < begin + size]
+        with open_file(path) as file:
+            for place, after in zip(here, [*here[1:], size], strict=True):
+                file.seek(place)
+                at = place + len(file.readline() if place else b"")  # the rest of a line that began before
+                end = min(after, at + most)
+                while at < end and (line := file.readline()):
+                    if line.strip() or isinstance(reader, TextReader):
+                        row = reader.row(f"{path.name} at byte {at}", line)
+                        row.index = begin + at
+                        yield row
+                    at += len(line)
+        begin += size
 
 
 def _is_line(first: bytes, file: BinaryIO) -> bool:
@@ -126,8 +176,8 @@ def _is_line(first: bytes, file: BinaryIO) -> bool:
 
 
 class _Json:
-    def __init__(self, path: Path, number: int, line: bytes) -> None:
-        self.where, self.line = f"{path.name}:{number}", line
+    def __init__(self, where: str, line: bytes) -> None:
+        self.where, self.line = where, line
 
     def __call__(self) -> Mapping[str, Any]:
         text = _decoded(self.line, self.where).rstrip("\r\n")

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mldebug.core.errors import UsageError
-from mldebug.tiny._dataset_rows import BadRow, Limits, Meter, Reader, Row, Taken
+from mldebug.tiny._dataset_lines import PLACES, spread_rows
+from mldebug.tiny._dataset_rows import BadRow, Limits, Meter, Reader, Row, Taken, size_text
 
 Take = Callable[[Row], Taken]  # embeds and shrinks; BadRow where a row cannot be used
 
@@ -63,16 +64,21 @@ def pick_random(reader: Reader, n: int, take: Take, limits: Limits, rng: random.
             rng.shuffle(fresh)
             _take_all(reader.fetch(fresh[:missing]), take, picked)
         picked.notes += [note] if note else []
+    elif (rows := spread_rows(reader, limits.bytes, rng)) is not None:
+        _reservoir(rows, n, take, rng, picked)
+        picked.meter.complete = False
+        picked.meter.hit = picked.meter.hit or f"the limit of {size_text(limits.bytes)} was reached"
+        picked.notes.append(f"random rows come from {PLACES} random places of the files; indices are bytes")
     else:
-        _reservoir(reader, n, take, rng, picked)
+        _reservoir(reader.rows(), n, take, rng, picked)
     picked.taken.sort(key=lambda row: row.index)
     return picked
 
 
-def _reservoir(reader: Reader, n: int, take: Take, rng: random.Random, picked: Picked) -> None:
+def _reservoir(rows: Iterable[Row], n: int, take: Take, rng: random.Random, picked: Picked) -> None:
     """Each usable row stays with the same chance, whatever the number of rows turns out to be."""
     seen = 0
-    for row in picked.meter.watch(reader.rows()):
+    for row in picked.meter.watch(rows):
         place = seen if seen < n else rng.randrange(seen + 1)
         if place >= n and not row.gap:  # a gap is named in any case
             seen += 1

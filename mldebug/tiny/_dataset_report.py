@@ -33,8 +33,8 @@ class SplitFacts:
 
     def line(self) -> str:
         """The split in a line."""
-        seen = f"all {self.seen:,}" if self.complete else f"the first {self.seen:,}"
-        return f"{self.rows:,} rows, {size_text(self.bytes)}, out of {seen} of the source"
+        seen = f"all {self.seen:,} of the source" if self.complete else f"{self.seen:,} that were looked at"
+        return f"{self.rows:,} rows, {size_text(self.bytes)}, out of {seen}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -84,6 +84,28 @@ def test_random_from_few_row_groups_where_all_are_too_large(tmp_path) -> None:
     assert report.splits["train"].rows == 50 and report.splits["train"].indices[-1] < 20_000
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "txt"])
+def test_random_lines_of_files_that_are_too_large(tmp_path, kind) -> None:
+    (tmp_path / "set").mkdir()
+    for shard in range(3):
+        rows = [{"n": number} for number in range(20_000 * shard, 20_000 * shard + 20_000)]
+        write_lines(tmp_path / "set" / f"train-{shard}.{kind}", rows)
+    size = sum(path.stat().st_size for path in (tmp_path / "set").iterdir())
+    report = tiny_dataset(tmp_path / "set", 300, tmp_path / "tiny", rows="random", max_bytes=size // 10)
+    facts = report.splits["train"]
+    texts = stored(load(tmp_path / "tiny"))
+    taken = [row["n"] if kind == "jsonl" else json.loads(row["text"])["n"] for row in texts]
+    assert taken == sorted(set(taken)) and len(taken) == 300
+    assert all(any(low <= number < low + 10_000 for number in taken) for low in range(0, 60_000, 10_000))
+    assert not facts.complete and any("random places" in note for note in facts.notes)
+    assert any(note.startswith("not seen") for note in facts.notes) and 3000 < facts.seen < 9000
+
+
+def test_random_lines_within_a_few_bytes(tmp_path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", [{"a": i} for i in range(3)])
+    assert tiny_dataset(source, 2, tmp_path / "tiny", rows="random", max_bytes=1).splits["train"].rows >= 1
+
+
 ODD = [{"text": f"an ordinary text {i % 3}", "n": 1.0, "tags": ["x"], "flag": True, "label": i % 3} for i in range(600)]
 ODD[100]["text"] = ""
 ODD[110]["text"] = " \n"
