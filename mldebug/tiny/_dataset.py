@@ -217,7 +217,7 @@ def _facts(picked: Picked, n: int, rows: str, count: int | None) -> SplitFacts:
     meter = picked.meter
     notes = list(picked.notes)
     if rows != "first" and not meter.complete:
-        of = "the rows after them" if count is None else f"{max(0, count - meter.rows):,} more rows"
+        of = "the other rows" if count is None else f"{max(0, count - meter.rows):,} more rows"
         notes.append(f"not seen: {of}, as {meter.hit} after {meter.rows:,} rows")
     elif meter.hit and len(picked.taken) < n and not meter.complete:
         notes.append(f"{meter.hit} before {n} rows were found")

@@ -130,7 +130,9 @@ def spread_rows(reader: Reader, limit: int, rng: Any) -> Iterator[Row] | None:
     sizes = [path.stat().st_size for path in reader.files]
     if sum(sizes) <= limit or not all(_has_lines(reader, path) for path in reader.files):
         return None
-    places = sorted(rng.sample(range(sum(sizes)), min(PLACES, sum(sizes))))
+    count = min(PLACES, sum(sizes))
+    bounds = [sum(sizes) * place // count for place in range(count + 1)]  # one place in each part, so that none is bare
+    places = [rng.randrange(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
     return _lines_at(reader, sizes, places, max(1, limit // PLACES))
 
 
