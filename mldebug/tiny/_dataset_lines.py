@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import lzma
 import tarfile
@@ -132,7 +133,7 @@ def spread_rows(reader: Reader, limit: int, rng: Any) -> Iterator[Row] | None:
         return None
     count = min(PLACES, sum(sizes))
     bounds = [sum(sizes) * place // count for place in range(count + 1)]  # one place in each part, so that none is bare
-    places = [rng.randrange(low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
+    places = [rng.randrange(low, high) for low, high in itertools.pairwise(bounds)]
     return _lines_at(reader, sizes, places, max(1, limit // PLACES))
 
 
