@@ -1,0 +1,140 @@
+"""The Case that the rules share: views of the ranks, and sentences about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from mldebug.hang._judge_views import View, views
+
+if TYPE_CHECKING:
+    from mldebug.hang._evidence import Evidence
+    from mldebug.hang._frames import Wait
+
+
+@dataclass(frozen=True)
+class Case:
+    evidence: Evidence
+    views: list[View]
+    world: int  # how many ranks there should be; 0 where nobody says
+    absent: tuple[int, ...]
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> Case:
+        found = views(evidence)
+        world = max((rank["world_size"] or 0 for rank in evidence["ranks"]), default=0)
+        here = {view.number for view in found if view.rank["status"] != "gone"}
+        absent = tuple(number for number in range(world) if number not in here)
+        return cls(evidence, [view for view in found if view.number in here], world, absent)
+
+    @property
+    def seen(self) -> list[View]:
+        """The ranks with a stack, or with a state that makes one needless."""
+        return [view for view in self.views if view.waits or view.state in "TtZX"]
+
+    @property
+    def waiting(self) -> list[View]:
+        return [view for view in self.seen if view.communicates]
+
+    @property
+    def outside(self) -> list[View]:
+        """Ranks that wait for no other rank."""
+        return [view for view in self.seen if not view.communicates]
+
+    def missing_parts(self) -> list[str]:
+        """Sentences about what was not seen."""
+        hosts = [host["host"] for host in self.evidence["hosts"] if host["status"] != "ok"]
+        blind = [view.number for view in self.views if not view.waits and view.state not in "TtZX"]
+        sentences = []
+        if hosts:
+            sentences.append(f"No answer from {', '.join(hosts[:4])}{' and others' if len(hosts) > 4 else ''}.")
+        if blind:
+            sentences.append(f"No stack of {name_ranks(blind)}.")
+        return sentences
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: `0-6,8-15`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def name_ranks(numbers: Iterable[int]) -> str:
+    numbers = sorted(set(numbers))
+    text = ranges(numbers)
+    if text.count(",") > 7:
+        text = f"{','.join(text.split(',')[:6])},... ({len(numbers)} ranks)"
+    return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"
+
+
+def place(wait: Wait) -> str:
+    """`train.py:88 in train_step`."""
+    if wait.site is None:
+        return "outside the program's own code"
+    return f"{PurePath(wait.site['file']).name}:{wait.site['line']} in {wait.site['name'].rpartition('.')[2]}"
+
+
+def doing(wait: Wait) -> str:
+    """`waits in all_reduce on group "a" at train.py:88 in train_step`."""
+    at = f"at {place(wait)}"
+    group = f' on group "{wait.group}"' if wait.group else ""
+    peer = f" {'from' if 'recv' in wait.op else 'to'} rank {wait.peer}" if wait.peer is not None else ""
+    words = {
+        "collective": f"waits in {wait.op or 'a collective'}{group} {at}",
+        "p2p": f"waits in {wait.op}{peer} {at}",
+        "backward": f"waits in backward() {at}",
+        "init": f"waits in init_process_group {at}",
+        "new-group": f"waits in {wait.op} {at}",
+        "dataloader": f"waits for its DataLoader {at}",
+        "flock": f"waits for a file lock {at}",
+        "lock": f"waits for a lock {at}",
+        "queue": f"waits at a queue {at}",
+        "join": f"waits for a thread or process to end {at}",
+        "subprocess": f"waits for a program it started {at}",
+        "pipe": f"waits at a pipe or socket {at}",
+        "sleep": f"sleeps {at}",
+        "store": f"waits for a key in the store {at}",
+        "shutdown": "has ended its main thread and waits for other threads",
+        "busy": f"runs {at}",
+    }
+    return words.get(wait.kind, f"stands {at}")
+
+
+def verb(numbers: Iterable[int], sentence: str) -> str:
+    """`rank 3 waits ...`, `ranks 0-2 wait ...`."""
+    numbers = list(numbers)
+    if len(numbers) != 1:
+        first, _, rest = sentence.partition(" ")
+        plural = {
+            "has": "have",
+            "is": "are",
+            "holds": "hold",
+            "asks": "ask",
+            "waits": "wait",
+            "sleeps": "sleep",
+            "runs": "run",
+            "stands": "stand",
+        }
+        sentence = f"{plural.get(first, first)} {rest}"
+    return f"{name_ranks(numbers)} {sentence}"
+
+
+def crowd(found: list[View]) -> str:
+    """What a set of ranks does, the largest part of it first."""
+    parts: dict[str, list[int]] = {}
+    for view in found:
+        parts.setdefault(doing(view.wait), []).append(view.number)
+    rows = sorted(parts.items(), key=lambda row: -len(row[1]))
+    text = "; ".join(verb(numbers, what) for what, numbers in rows[:3])
+    return f"{text}; others elsewhere" if len(rows) > 3 else text
+
+
+def sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

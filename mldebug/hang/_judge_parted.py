@@ -1,0 +1,257 @@
+"""compare(): two parties of ranks that wait in different places, and what the text says about the parting."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mldebug.hang._judge_case import crowd, doing, name_ranks, place, sentence, verb
+from mldebug.hang._judge_text import asks_rank, counts_only, holds, is_condition, is_loop, is_main_guard, parts_ranks
+from mldebug.hang._judge_views import frame_source
+from mldebug.hang._verdict import Verdict
+
+if TYPE_CHECKING:
+    from mldebug.hang._evidence import Evidence, Step
+    from mldebug.hang._judge_order import Party
+
+Spot = tuple[str, str, int]
+
+
+def compare(evidence: Evidence, few: Party, many: Party) -> Verdict:
+    """Why two parties stand in different places, `few` being not larger than `many`."""
+    side, other = _Side(evidence, few, many), _Side(evidence, many, few)
+    for rule in (_swapped, _guarded, _left_loop, _passed_by):
+        verdict = rule(evidence, side, other)
+        if verdict is not None:
+            return verdict
+    text = f"{crowd(list(few.views))}; {crowd(list(many.views))}."
+    return Verdict(True, "unknown", few.numbers, _cap(text), "low", ("stacks",))
+
+
+class _Side:
+    """A party, seen from where its stack parts from that of the other."""
+
+    def __init__(self, evidence: Evidence, party: Party, other: Party) -> None:
+        self.party = party
+        mine, theirs = party.wait.path, other.wait.path
+        at = 0
+        while at < min(len(mine), len(theirs)) and mine[at] == theirs[at]:
+            at += 1
+        self.path: Sequence[Spot] = mine[at:]  # from the function where they part, inwards
+        self.shared: Sequence[Spot] = mine[:at]
+        together = bool(self.path) and at < len(theirs) and mine[at][:2] == theirs[at][:2]
+        here = _guards(evidence, self.path[0]) if self.path else []
+        there = _guards(evidence, theirs[at]) if together else []
+        common = 0
+        while common < min(len(here), len(there)) and here[common] == there[common]:
+            common += 1
+        self.line = self.path[0][2] if together else 0
+        self.around = here[:common]  # what both stand in
+        self.head = here[common:]  # guards of this side alone, in the function where they part
+        self.tail = [guard for spot in self.path[1:] for guard in _guards(evidence, spot)]
+
+    @property
+    def guards(self) -> list[str]:
+        return [*self.head, *self.tail]
+
+    @property
+    def loops(self) -> list[str]:
+        return [guard for guard in self.guards if is_loop(guard)]
+
+    @property
+    def conditions(self) -> list[str]:
+        return [guard for guard in self.guards if is_condition(guard)]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return self.party.numbers
+
+
+def _swapped(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
+    """Collectives of two groups in another order: in two branches with the same calls, or passed each other."""
+    one, two = few.party.wait, many.party.wait
+    if one.group == two.group or not few.path or not many.path:
+        return None
+    steps = _steps(evidence, few.path[0])
+    branch = next((guard for guard in [*few.head, *many.head] if is_condition(guard)), "")
+    drift = _drift(evidence, few, many)
+    if branch and _counts(steps, branch) != _counts(steps, _opposite(branch)):
+        return None
+    if not branch and (drift or not _both_ways(evidence, few, many)):
+        return None
+    text = f"two groups are used in another order: {crowd(list(few.party.views))}; {crowd(list(many.party.views))}."
+    by_rank = asks_rank(branch)
+    rests = ("stacks", "program text") if branch else ("stacks",)
+    return Verdict(True, "cross-group-order", few.numbers, _cap(text), "high" if by_rank else "medium", rests)
+
+
+def _both_ways(evidence: Evidence, few: _Side, many: _Side) -> bool:
+    """Whether no text is known, so that two groups with the same operation are all there is to go by."""
+    known = frame_source(evidence, few.path[0]) or frame_source(evidence, many.path[0])
+    return known is None and few.party.wait.op == many.party.wait.op
+
+
+def _guarded(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
+    """A collective under a condition on the rank."""
+    for side, rest in ((few, many), (many, few)):
+        guard = next((guard for guard in side.guards if parts_ranks(guard, side.numbers, rest.numbers)), None)
+        if guard is None:
+            continue
+        main = is_main_guard(guard)
+        culprits = side.numbers if main and side is few else few.numbers
+        if not main and side is many:
+            kind = "skipped-collective"
+        else:
+            kind = "rank-guarded-collective" if main or len(side.numbers) > 1 else "extra-collective"
+        text = (
+            f"{name_ranks(side.numbers)} {_plural(doing(side.party.wait), side)} under `{guard}`, which "
+            f"{name_ranks(rest.numbers)} cannot pass; {crowd(list(rest.party.views))}."
+        )
+        return Verdict(True, kind, culprits, _cap(text), "high", ("program text", "stacks"))
+    return None
+
+
+def _left_loop(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
+    """One party has left a loop in which the other still is."""
+    for inside, left in ((few, many), (many, few)):
+        if not inside.loops or left.loops:
+            continue
+        if inside.line and left.line and inside.line > left.line:
+            continue  # that loop comes later: the other has not begun it
+        culprit = inside if len(inside.numbers) < len(left.numbers) else left
+        way_out = _local_way_out(evidence, inside)
+        if way_out:
+            kind, why = "rank-local-decision", f"by `{way_out}`, which each rank decides for itself"
+        else:
+            kind = "more-iterations" if culprit is inside else "fewer-iterations"
+            why = "its number of iterations differs"
+        ties = len(inside.numbers) == len(left.numbers)
+        text = (
+            f"{verb(left.numbers, f'has left the loop `{inside.loops[-1]}`')}: {crowd(list(left.party.views))}. "
+            f"{_cap(verb(inside.numbers, 'is still in it'))}: {crowd(list(inside.party.views))}. {_cap(why)}."
+        )
+        return Verdict(True, kind, culprit.numbers, _cap(text), "low" if ties else "high", ("stacks", "program text"))
+    return None
+
+
+def _local_way_out(evidence: Evidence, side: _Side) -> str:
+    """The condition of a rank's own on which it leaves the loop; "" where only the data ends it."""
+    loop = side.loops[-1]
+    if loop.startswith("while ") and not counts_only(loop) and loop not in ("while True", "while 1"):
+        return loop
+    for spot in side.path:
+        for step in _steps(evidence, spot):
+            if step["what"] not in ("break", "return") or loop not in step["guards"]:
+                continue
+            inner = step["guards"][step["guards"].index(loop) + 1 :]
+            conditions = [guard for guard in inner if guard.startswith(("if ", "else "))]
+            own = [guard for guard in conditions if not counts_only(guard) or asks_rank(guard)]
+            if own:
+                return own[-1]
+    return ""
+
+
+def _passed_by(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
+    """In the same loops, one party is further: it passed the other's collective by, or the other's is one too many."""
+    drift = _drift(evidence, few, many)
+    order = drift or (few.line > many.line) - (few.line < many.line)
+    if not order:
+        return None
+    behind, ahead = (many, few) if order > 0 else (few, many)
+    ways = _skips(evidence, behind)
+    conditional = bool(behind.conditions)
+    if behind is few and conditional:
+        culprit, kind = few, "extra-collective"
+    elif ahead is few or ways or conditional:
+        culprit, kind = ahead, "skipped-collective"
+    else:
+        culprit, kind = behind, "extra-collective"
+    numbers = singled_out(evidence, culprit.party.wait.path, culprit.numbers, (*few.numbers, *many.numbers))
+    if kind == "skipped-collective":
+        how = f" (`{ways}` leads around it)" if ways else ""
+        text = f"{name_ranks(numbers)} never entered {_call(behind)}{how}; {crowd(list(ahead.party.views))}. "
+        text += sentence(crowd(list(behind.party.views)))
+    else:
+        under = f" under `{behind.conditions[-1]}`" if behind.conditions else ""
+        text = (
+            f"{name_ranks(culprit.numbers)} {_plural(doing(behind.party.wait), behind)}{under}, a call that the others "
+        )
+        text += f"did not make. {sentence(crowd(list(ahead.party.views)))}"
+    founded = ways or conditional or drift
+    equal = len(few.numbers) == len(many.numbers) and numbers == culprit.numbers
+    sure = "low" if equal else "high" if founded else "medium"
+    return Verdict(True, kind, numbers, _cap(text), sure, ("stacks", "program text"))
+
+
+def singled_out(
+    evidence: Evidence, path: Sequence[Spot], numbers: tuple[int, ...], everyone: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Those of `numbers` that a condition in the functions of a path picks from everyone, where there is one such."""
+    for spot in reversed(path):
+        for guard in dict.fromkeys(guard for step in _steps(evidence, spot) for guard in step["guards"]):
+            picked = tuple(number for number in everyone if holds(guard, number) is not False)
+            if not guard.startswith("if ") or not asks_rank(guard) or is_main_guard(guard):
+                continue  # what rank 0 alone does is printing, as a rule
+            if picked and set(picked) < set(numbers):
+                return picked
+    return numbers
+
+
+def _skips(evidence: Evidence, side: _Side) -> str:
+    """A condition before the call of a party, in its own functions, that leads around the call."""
+    for index, spot in enumerate(side.path):
+        for step in _steps(evidence, spot):
+            jump = step["what"] in ("return", "continue", "break") and step["line"] <= spot[2]
+            conditions = [guard for guard in step["guards"] if is_condition(guard)]
+            if jump and conditions and (index or side.around or step["what"] != "return"):
+                return conditions[-1]
+    return ""
+
+
+def _drift(evidence: Evidence, few: _Side, many: _Side) -> int:
+    """+1 where the few are in a later iteration of a loop that both are in, -1 in an earlier one, else 0."""
+    one, two = few.party.ints, many.party.ints
+    loops = [*(guard for spot in few.shared for guard in _guards(evidence, spot)), *few.around]
+    targets = {
+        name for guard in loops if guard.startswith("for ") for name in re.findall(r"\w+", guard.split(" in ")[0])
+    }
+    places = {spot[1] for spot in few.shared} | ({few.path[0][1]} if few.path else set())
+    for key in sorted(one.keys() & two.keys()):
+        counts = key[1] in targets or re.search(r"(^|_)(step|iter|iteration|epoch|batch)(_|$|s$)", key[1])
+        if key[0] in places and counts and one[key] != two[key]:
+            return 1 if one[key] > two[key] else -1
+    return 0
+
+
+def _guards(evidence: Evidence, spot: Spot) -> list[str]:
+    source = frame_source(evidence, spot)
+    return source["guards"] if source else []
+
+
+def _steps(evidence: Evidence, spot: Spot) -> list[Step]:
+    source = frame_source(evidence, spot)
+    return source["steps"] if source else []
+
+
+def _opposite(guard: str) -> str:
+    word, _, test = guard.partition(" ")
+    return f"{'if' if word == 'else' else 'else'} {test}"
+
+
+def _counts(steps: list[Step], guard: str) -> Counter[str]:
+    return Counter(step["what"] for step in steps if guard in step["guards"] and step["what"].startswith("call "))
+
+
+def _call(side: _Side) -> str:
+    wait = side.party.wait
+    return f"{wait.op or wait.kind} at {place(wait)}"
+
+
+def _plural(text: str, side: _Side) -> str:
+    return text.replace("waits", "wait", 1) if len(side.numbers) > 1 else text
+
+
+def _cap(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,141 @@
+"""The verdict on recorded jobs: each file is what two looks at a real job of four ranks on gloo gave."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from mldebug.hang import Evidence, judge
+
+EVIDENCE = Path(__file__).parent / "evidence"
+
+HUNG = {
+    "collective_in_destructor": ("collective-in-destructor", (2,)),
+    "cross_pg_order": ("cross-group-order", (3,)),
+    "dataloader_fork_lock": ("fork-with-lock-held", (1,)),
+    "dataloader_worker": ("dataloader-worker", (3,)),
+    "exception_one_rank": ("dead-main-thread", (2,)),
+    "extra_collective": ("extra-collective", (1,)),
+    "filelock_barrier": ("lock-barrier-cycle", (0,)),
+    "fork_after_threads": ("fork-after-threads", (0,)),
+    "gil_hog_regex": ("gil-held", (1,)),
+    "group_count": ("missing-group-constructor", (2, 3)),
+    "guarded_gather": ("rank-guarded-collective", (0,)),
+    "init_missing_rank": ("missing-rank", (2,)),
+    "missing_group_constructor": ("missing-group-constructor", (3,)),
+    "more_iterations": ("more-iterations", (2,)),
+    "p2p_ring": ("p2p-cycle", ()),
+    "pipe_deadlock": ("pipe-deadlock", (1,)),
+    "pipe_multiprocessing": ("pipe-deadlock", (2,)),
+    "poll_loop": ("poll-loop", (3,)),
+    "poll_loop_busy": ("poll-loop", (0,)),
+    "rank0_save_checkpoint": ("rank-guarded-collective", (0,)),
+    "rank_local_decision": ("rank-local-decision", (1,)),
+    "same_line_other_step": ("iteration-skew", (2,)),
+    "sigstop_rank": ("process-stopped", (1,)),
+    "skip_collective": ("skipped-collective", (2,)),
+    "skipped_by_continue": ("skipped-collective", (1,)),
+    "two_threads_one_group": ("two-threads-one-group", ()),
+    "uneven_batches_short": ("fewer-iterations", (3,)),
+}
+MOVING = ("slow_compile", "slow_loader", "slow_prepare", "slow_rank_control", "slow_sleep")
+
+
+def load(name: str) -> Evidence:
+    evidence: Evidence = json.loads((EVIDENCE / f"{name}.json").read_text())
+    return evidence
+
+
+@pytest.mark.parametrize("name", sorted(HUNG))
+def test_kind_and_culprits_of_a_hung_job(name: str) -> None:
+    verdict = judge(load(name))
+    assert (verdict.hung, verdict.kind, verdict.culprits) == (True, *HUNG[name]), verdict.text
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_a_slow_job_is_no_hung_job(name: str) -> None:
+    verdict = judge(load(name))
+    assert (verdict.hung, verdict.kind, verdict.culprits) == (False, "straggler", ()), verdict.text
+
+
+def test_every_recorded_job_is_judged() -> None:
+    assert {path.stem for path in EVIDENCE.glob("*.json")} == {*HUNG, *MOVING}
+
+
+@pytest.mark.parametrize("name", sorted(HUNG))
+def test_judging_does_not_change_the_evidence(name: str) -> None:
+    evidence = load(name)
+    before = copy.deepcopy(evidence)
+    judge(evidence)
+    assert evidence == before
+
+
+def test_all_at_one_place_and_nobody_moves_is_the_network() -> None:
+    evidence = load("skip_collective")
+    model = evidence["ranks"][0]
+    for number, rank in enumerate(evidence["ranks"]):
+        rank["samples"] = copy.deepcopy(model["samples"])
+        for sample in rank["samples"]:
+            for frame in sample["threads"][0]["frames"]:
+                for local in frame.get("locals", []):
+                    local["repr"] = str(number) if local["name"] == "rank" else local["repr"]
+    verdict = judge(evidence)
+    assert (verdict.hung, verdict.kind, verdict.culprits) == (True, "network", ())
+
+
+def test_an_absent_rank_is_less_sure_while_a_node_is_silent() -> None:
+    evidence = load("init_missing_rank")
+    evidence["hosts"].append({"host": "node2", "status": "timeout", "why": "no answer in 10 s"})
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.culprits, verdict.sure) == ("missing-rank", (2,), "low")
+    assert "No answer from node2" in verdict.text
+
+
+def test_counters_that_move_between_the_looks_say_slow() -> None:
+    evidence = load("same_line_other_step")
+    for rank in evidence["ranks"]:
+        for frame in rank["samples"][0]["threads"][0]["frames"]:
+            for local in frame.get("locals", []):
+                local["repr"] = "1" if local["name"] == "step" else local["repr"]
+    assert not judge(evidence).hung
+
+
+def test_no_rank_is_no_hang() -> None:
+    evidence: Evidence = {"schema": 1, "time": 0.0, "hosts": [], "ranks": [], "notes": []}
+    verdict = judge(evidence)
+    assert (verdict.hung, verdict.text) == (False, "No rank was found.")
+
+
+def test_a_rank_without_a_stack_is_said() -> None:
+    evidence = load("sigstop_rank")
+    evidence["ranks"][3].update(status="no-permission", why="as root: sysctl kernel.yama.ptrace_scope=0", samples=[])
+    verdict = judge(evidence)
+    assert verdict.culprits == (1,)
+    assert "No stack of rank 3" in verdict.text
+
+
+def test_the_record_confirms_and_makes_sure() -> None:
+    evidence = load("skip_collective")
+    for rank in evidence["ranks"]:
+        ops = ["all_reduce", "broadcast"] * 3 + ["all_reduce" if rank["rank"] != 2 else "broadcast"]
+        calls = [{"group": "0", "seq": number, "op": op, "done": True} for number, op in enumerate(ops, 1)]
+        rank["record"] = {"calls": calls, "whole": True}  # type: ignore[typeddict-item]
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.culprits, verdict.sure) == ("skipped-collective", (2,), "high")
+    assert verdict.rests_on[0] == "record of collectives"
+
+
+def test_call_sites_that_a_program_pairs_by_itself_are_healthy_in_the_record() -> None:
+    from mldebug.hang._judge_case import Case
+    from mldebug.hang._judge_record import parting
+
+    evidence = load("skip_collective")
+    for rank in evidence["ranks"]:
+        line = 10 if rank["rank"] == 0 else 12
+        frame = {"name": "sync", "file": "/job/train.py", "line": line}
+        calls = [{"group": "0", "seq": n, "op": "broadcast", "done": True, "frames": [frame]} for n in range(1, 9)]
+        rank["record"] = {"calls": calls, "whole": True}  # type: ignore[typeddict-item]
+    assert parting(Case.of(evidence)) is None
