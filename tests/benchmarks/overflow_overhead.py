@@ -7,8 +7,8 @@ One interleaved run: every round times a block of steps of each variant, in an o
 variant's ratio is the median over rounds of its time over the time without. Each variant has its own model and
 optimizer, equal in every bit at the start. The recorder is attached around its own block only (its hooks are global),
 untimed; each block starts with an untimed step. Compiled variants run in a process each, since hooks that come and go
-would compile the model again; once started, only one process works at a time. Afterwards the recorder that was timed must name a
-random layer in which one inf is planted. Prints one JSON line.
+would compile the model again; once started, only one process works at a time. Afterwards the recorder that was timed
+must name a random layer in which one inf is planted. Prints one JSON line.
 """
 
 from __future__ import annotations
