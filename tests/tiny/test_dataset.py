@@ -448,7 +448,7 @@ def test_a_file_that_is_corrupt_inside_gives_what_is_before(tmp_path) -> None:
         path.write_bytes(data)
         report = tiny_dataset(path, 5, tmp_path / f"{ending}-first")
         assert report.splits["train"].rows == 5
-        report = tiny_dataset(path, 130_000, tmp_path / f"{ending}-all")
+        report = tiny_dataset(path, 5, tmp_path / f"{ending}-all", rows="random")
         assert path.name in report.splits["train"].skipped[-1]
 
 
