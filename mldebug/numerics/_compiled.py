@@ -7,8 +7,10 @@ whose results dynamo takes as constants.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 # Call sites of traced tensors: their index is what a graph carries.
 _SITES: list[tuple[Watched, str, Role]] = []
+# Optimizers whose steps were traced, likewise.
+_OPTIMIZERS: list[weakref.ref[torch.optim.Optimizer]] = []
+# Bodies of higher-order ops that may change a tensor outside. Those of cond, scan or while_loop may not.
+_OPEN_BODIES = ("tag_activation_checkpoint", "wrap_activation_checkpoint", "wrap", "autograd_function_apply")
 # The ops say that they change this tensor, which keeps them in order and keeps the compiler from dropping them.
 _ORDER = torch.zeros(1)
 _MAX_DEPTH = 6
@@ -42,6 +48,7 @@ _library.define("record(Tensor(a!) order, Tensor value, int site) -> ()")
 _library.define("record_output(Tensor(a!) order, Tensor value, int site) -> ()")
 _library.define("record_rows(Tensor(a!) order, Tensor[] rows, int[] sites, Tensor[] values, int[] places) -> ()")
 _library.define("mark(Tensor(a!) order, int site, bool enter) -> ()")
+_library.define("step(Tensor(a!) order, int optimizer, bool before) -> ()")
 
 
 def _record(order: Tensor, value: Tensor, site: int) -> None:
@@ -79,14 +86,23 @@ def _mark(order: Tensor, site: int, enter: bool) -> None:
         watched.forwards.mark_compiled(watched, enter)
 
 
+def _step(order: Tensor, optimizer: int, before: bool) -> None:
+    found = _OPTIMIZERS[optimizer]()
+    for recorder in list(_hub_of().RECORDERS):
+        if found is not None:
+            (recorder.before_step if before else recorder.after_step)(found)
+
+
 _library.impl("record", _record, "CompositeExplicitAutograd")
 _library.impl("record_output", _record_output, "CompositeExplicitAutograd")
 _library.impl("record_rows", _record_rows, "CompositeExplicitAutograd")
 _library.impl("mark", _mark, "CompositeExplicitAutograd")
+_library.impl("step", _step, "CompositeExplicitAutograd")
 torch.library.register_fake("mldebug::record", lambda order, value, site: None, lib=_library)
 torch.library.register_fake("mldebug::record_output", lambda order, value, site: None, lib=_library)
 torch.library.register_fake("mldebug::record_rows", lambda order, rows, sites, values, places: None, lib=_library)
 torch.library.register_fake("mldebug::mark", lambda order, site, enter: None, lib=_library)
+torch.library.register_fake("mldebug::step", lambda order, optimizer, before: None, lib=_library)
 
 
 def traced_call(module: nn.Module, args: Any, kwargs: dict[str, Any], original: Callable[..., Any]) -> Any:
@@ -127,6 +143,11 @@ def trace_leave(module: nn.Module, kwargs: dict[str, Any], output: Any) -> None:
     torch.ops.mldebug.mark(_ORDER, root, False)
 
 
+def trace_step(optimizer: torch.optim.Optimizer, before: bool) -> None:
+    """The hooks around an optimizer's step, while dynamo traces them."""
+    torch.ops.mldebug.step(_ORDER, _optimizer_index(id(optimizer)), before)
+
+
 def _walk(key: int, value: Any, path: str, role: Role, depth: int, whole: bool = False) -> None:
     if isinstance(value, Tensor):
         if value.dtype in _DTYPES and value.numel() > 0:
@@ -156,8 +177,7 @@ def prepare() -> None:
     from torch._dynamo.eval_frame import skip_code
     from torch._inductor import config
 
-    from mldebug.numerics import _hub
-
+    _hub = _hub_of()
     for function in (_hub._call, _hub._before_forward, _hub._after_forward):
         skip_code(function.__code__)
 
@@ -195,8 +215,9 @@ def is_strict(site: int) -> bool:
 def forget_graphs() -> None:
     """Drop what was compiled: with graphs from before attaching nothing would be seen, with ours nothing would end."""
     dynamo = sys.modules.get("torch._dynamo")
-    traced = bool(_SITES)
+    traced = bool(_SITES or _OPTIMIZERS)
     _SITES.clear()
+    _OPTIMIZERS.clear()
     _drop_partitioner()
     if dynamo is None:
         return
@@ -215,7 +236,7 @@ def forget_graphs() -> None:
 @_constant
 def _passes(key: int) -> bool:
     watched = _lookup(key)
-    module = None if watched is None else watched.ref()
+    module = None if watched is None or watched.wrapper else watched.ref()
     if module is None or isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)):
         return False
     if type(module)._call_impl is not nn.Module._call_impl:
@@ -228,13 +249,15 @@ def _passes(key: int) -> bool:
 def _is_watched(key: int) -> bool:
     watched = _lookup(key)
     # Exporting is asked for here: in the trace some versions of dynamo hold torch.compiler.is_exporting() for True.
-    return watched is not None and not watched.muted and not watched.wrapper and not torch.compiler.is_exporting()
+    if watched is None or watched.muted or watched.wrapper or torch.compiler.is_exporting():
+        return False
+    return _may_record()
 
 
 @_constant
 def _root_site(key: int) -> int:
     watched = _lookup(key)
-    if watched is None or watched.wrapper or watched.name or torch.compiler.is_exporting():
+    if watched is None or watched.wrapper or watched.name or torch.compiler.is_exporting() or not _may_record():
         return -1
     return _site_index(watched, "", "output")
 
@@ -252,7 +275,42 @@ def _site_index(watched: Watched, path: str, role: Role) -> int:
     return len(_SITES) - 1
 
 
-def _lookup(key: int) -> Watched | None:
-    from mldebug.numerics._hub import TABLE
+@_constant
+def _optimizer_index(key: int) -> int:
+    _OPTIMIZERS.append(weakref.ref(_object(key)))
+    return len(_OPTIMIZERS) - 1
 
-    return TABLE.get(key)
+
+def _may_record() -> bool:
+    """Not in what runs under vmap or grad, as in eager mode, nor in a body that must change nothing."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    tracer: Any = InstructionTranslator.current_tx().output.current_tracer
+    while tracer.parent is not None:
+        if str(tracer.source_target) not in _OPEN_BODIES:
+            return False
+        tracer = tracer.parent
+    return True
+
+
+def _lookup(key: int) -> Watched | None:
+    hub = _hub_of()
+    watched: Watched | None = hub.TABLE.get(key)
+    if watched is None and hub.RECORDERS and not torch.compiler.is_exporting():
+        module = _object(key)
+        # The first one met is the outermost: a root in command mode. Or it was added to a root since.
+        watched = None if hasattr(module, "_orig_mod") else hub.meet(module)
+    return watched
+
+
+def _object(key: int) -> Any:
+    """What has this id. A function with a constant result gets no objects; the trace that asks holds it."""
+    return ctypes.cast(key, ctypes.py_object).value
+
+
+def _hub_of() -> Any:
+    from mldebug.numerics import _hub
+
+    return _hub

@@ -150,7 +150,7 @@ def _before_forward(module: nn.Module, args: Any) -> None:
             ignored = _IGNORED.get(id(module))
             if ignored is not None and (ignored[1] or not _inside()):
                 return
-            watched = _unknown(module)
+            watched = meet(module)
         while watched is not None:
             forwards = watched.forwards
             call = forwards.call
@@ -278,12 +278,12 @@ def running_now(module: nn.Module, skip: int = 1) -> bool:
     return count > skip
 
 
-def _unknown(module: nn.Module) -> Watched | None:
+def meet(module: nn.Module) -> Watched | None:
     """A module that is not in the table: a compiled wrapper, one added since, a root in command mode, or a stranger."""
     original = getattr(module, "_orig_mod", None) if type(module).__name__ == "OptimizedModule" else None
     if original is not None:
         _compiled.prepare()
-        inner = TABLE.get(id(original)) or _unknown(original)
+        inner = TABLE.get(id(original)) or meet(original)
         if inner is not None:
             entry = watch(inner.recorder, module, inner.name, inner.root() or original)
             entry.wrapper = True
@@ -303,6 +303,9 @@ def _unknown(module: nn.Module) -> Watched | None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    if _is_compiling():
+        _compiled.trace_step(optimizer, True)
+        return None
     for recorder in list(RECORDERS):
         recorder.before_step(optimizer)
     # A closure runs forward and backward inside the step: the verdict is read again when it returns.
@@ -322,6 +325,9 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tu
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if _is_compiling():
+        _compiled.trace_step(optimizer, False)
+        return
     for recorder in list(RECORDERS):
         recorder.after_step(optimizer)
 
@@ -333,7 +339,7 @@ def _install_scaler_step() -> None:
 
     @functools.wraps(original)
     def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not at_work:
+        if not at_work or _is_compiling():  # in a trace the optimizer's own hooks are enough
             return original(self, optimizer, *args, **kwargs)
         for recorder in list(RECORDERS):
             recorder.before_step(optimizer, scaler=self)
