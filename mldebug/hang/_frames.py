@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mldebug.hang._source import is_library
 
 if TYPE_CHECKING:
-    from mldebug.hang._evidence import Evidence, Frame, Source, Thread
+    from mldebug.hang._evidence import Child, Evidence, Frame, Rank, Source, Thread
 
 COLLECTIVES = {
     "all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "all_gather_object",
@@ -23,6 +23,7 @@ _INITS = {"init_process_group", "_store_based_barrier", "rendezvous", "_create_c
 _DISTRIBUTED = "torch/distributed/"
 _BACKWARD = {"_engine_run_backward", "backward", "run_backward"}
 _POINTER = re.compile(r"ProcessGroup\w* at (0x[0-9a-f]+)")
+_ADDRESS = re.compile(r"(?:Tensor|Work|Options) at (0x[0-9a-f]+)")
 _PEER = {"recv": "src", "irecv": "src", "send": "dst", "isend": "dst", "recv_object_list": "src"}
 _CALLBACKS = {"__del__", "_run_exitfuncs", "_exitfunc", "finalize.__call__", "_run_finalizers"}
 
@@ -34,7 +35,7 @@ _BOTTOM = ("_bootstrap", "_bootstrap_inner", "BaseProcess._bootstrap", "spawn_ma
 class Wait:
     """What a thread does at the innermost: `kind` says what sort of wait, `site` is the innermost line of the program.
 
-    kind: collective, p2p, init, new-group, dataloader, flock, lock, queue, join, subprocess, pipe, sleep, poll,
+    kind: collective, p2p, init, new-group, dataloader, flock, lock, event, queue, join, subprocess, pipe, sleep, poll,
     shutdown (the main thread has ended), store, backward, busy, idle
     """
 
@@ -46,6 +47,7 @@ class Wait:
     path: tuple[tuple[str, str, int], ...] = ()  # (file, function, line) of the program, outermost first
     ints: tuple[tuple[str, str, int], ...] = ()  # (function, name, value) of integer locals of the program
     callback: str = ""  # a destructor or exit handler that it was called from
+    objects: str = ""  # addresses of the objects in the frames: another call has others
 
 
 def main_thread(threads: list[Thread]) -> Thread | None:
@@ -67,9 +69,10 @@ def own_frames(thread: Thread) -> list[Frame]:
     return frames
 
 
-def forked(thread: Thread) -> bool:
-    """Whether the stack shows that the process was forked, and not spawned."""
-    return any("popen_fork" in frame["file"] for frame in thread["frames"])
+def forked(thread: Thread, child: Child, parent: Rank) -> bool:
+    """Whether a child was forked, not started anew: its stack goes on in its parent's, or its command is the same."""
+    same = child["command"] == parent["command"] and bool(child["command"])
+    return same or any("popen_fork" in frame["file"] for frame in thread["frames"])
 
 
 def source_of(evidence: Evidence, frame: Frame) -> Source | None:
@@ -82,12 +85,16 @@ def read(thread: Thread, evidence: Evidence) -> Wait:
     users = [frame for frame in frames if not is_library(frame["file"])]
     kind, op, frame = _kind(frames, users, thread, evidence)
     path = tuple((user["file"], _plain(user["name"]), user["line"]) for user in reversed(users))
-    group, peer = "", None
+    group, peer, pointers = "", None, ""
+    if kind in ("collective", "p2p", "backward"):
+        pointers = _pointers(frames)
     if kind in ("collective", "p2p", "new-group"):
         group = _new_group(frames) if kind == "new-group" else _group(frames)
     if kind == "p2p" and frame is not None:
         peer = _peer(op, frames)
-    return Wait(kind, op, group, peer, users[0] if users else None, path, _ints(users), _callback(frames))
+    return Wait(
+        kind, op, group, peer, users[0] if users else None, path, _ints(users), _callback(frames, thread), pointers
+    )
 
 
 def _kind(frames: list[Frame], users: list[Frame], thread: Thread, evidence: Evidence) -> tuple[str, str, Frame | None]:
@@ -142,7 +149,9 @@ def _plain_wait(
         if frame["file"].endswith("threading.py"):
             if name in ("join", "_wait_for_tstate_lock"):
                 return "join", name, frame
-            if name in ("wait", "acquire", "__enter__"):
+            if name == "wait":
+                return "event", name, frame
+            if name in ("acquire", "__enter__"):
                 return "lock", name, frame
         if frame["file"].endswith("queue.py") and name in ("get", "put"):
             return "queue", name, frame
@@ -160,8 +169,8 @@ _TEXTS = (
     ("lock", re.compile(r"(^with\s.*(lock|mutex|sem|cond)|\.acquire\()", re.IGNORECASE)),
     ("subprocess", re.compile(r"(\bwaitpid\(|\bos\.wait\(|\.communicate\()")),
     ("pipe", re.compile(r"(\bos\.(read|write)\(|\.read\(|\.readline\(|\.recv\(|\.send\(|\.write\(|\.flush\()")),
-    ("queue", re.compile(r"\.(get|put)\(")),
     ("store", re.compile(r"\bstore\.(get|wait|set|add)\(")),
+    ("queue", re.compile(r"\.(get|put)\(")),
     ("collective", re.compile(r"\.wait\(")),
 )
 
@@ -242,8 +251,16 @@ def _ints(users: list[Frame]) -> tuple[tuple[str, str, int], ...]:
     )
 
 
-def _callback(frames: list[Frame]) -> str:
+def _pointers(frames: list[Frame]) -> str:
+    texts = (text for frame in frames for text in _locals(frame).values())
+    return " ".join(found for text in texts for found in _ADDRESS.findall(text))
+
+
+def _callback(frames: list[Frame], thread: Thread) -> str:
     """The destructor or exit handler under which the thread stands."""
+    bottom = frames[-1] if frames and thread["name"] == "MainThread" else None
+    if bottom is not None and not is_library(bottom["file"]) and bottom["name"] != "<module>":
+        return "an exit handler"  # no code of the program is left below it
     for frame in frames:
         name = _plain(frame["name"])
         if name in _CALLBACKS or (name == "__call__" and frame["file"].endswith("weakref.py")):

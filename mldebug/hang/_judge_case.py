@@ -95,6 +95,7 @@ def doing(wait: Wait) -> str:
         "dataloader": f"waits for its DataLoader {at}",
         "flock": f"waits for a file lock {at}",
         "lock": f"waits for a lock {at}",
+        "event": f"waits for an event {at}",
         "queue": f"waits at a queue {at}",
         "join": f"waits for a thread or process to end {at}",
         "subprocess": f"waits for a program it started {at}",

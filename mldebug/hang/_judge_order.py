@@ -8,43 +8,17 @@ The size of a party alone decides nothing that the text decides.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mldebug.hang._frames import main_thread, members_to_be
 from mldebug.hang._judge_case import Case, crowd, doing, name_ranks, place, sentence
-from mldebug.hang._judge_parted import compare, singled_out
+from mldebug.hang._judge_parted import Party, compare, singled_out
 from mldebug.hang._judge_text import holds
 from mldebug.hang._judge_views import View, frame_source
 from mldebug.hang._verdict import Verdict
 
 if TYPE_CHECKING:
     from mldebug.hang._frames import Wait
-
-
-@dataclass(frozen=True)
-class Party:
-    """Ranks that wait at the same place."""
-
-    views: tuple[View, ...]
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return tuple(view.number for view in self.views)
-
-    @property
-    def wait(self) -> Wait:
-        return self.views[0].wait
-
-    @property
-    def ints(self) -> dict[tuple[str, str], int]:
-        """Integers that are the same on all ranks of the party, and are not the rank itself."""
-        tables = [{(function, name): value for function, name, value in view.wait.ints} for view in self.views]
-        return {
-            key: value
-            for key, value in tables[0].items()
-            if all(table.get(key) == value for table in tables) and "rank" not in key[1]
-        }
 
 
 def callbacks(case: Case) -> Verdict | None:

@@ -5,18 +5,55 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mldebug.hang._frames import COLLECTIVES
 from mldebug.hang._judge_case import crowd, doing, name_ranks, place, sentence, verb
-from mldebug.hang._judge_text import asks_rank, counts_only, holds, is_condition, is_loop, is_main_guard, parts_ranks
+from mldebug.hang._judge_text import (
+    asks_rank,
+    counts_only,
+    holds,
+    is_condition,
+    is_loop,
+    is_main_guard,
+    parts_ranks,
+    same_count,
+)
 from mldebug.hang._judge_views import frame_source
 from mldebug.hang._verdict import Verdict
 
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Evidence, Step
-    from mldebug.hang._judge_order import Party
+    from mldebug.hang._frames import Wait
+    from mldebug.hang._judge_views import View
 
 Spot = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class Party:
+    """Ranks that wait at the same place."""
+
+    views: tuple[View, ...]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(view.number for view in self.views)
+
+    @property
+    def wait(self) -> Wait:
+        return self.views[0].wait
+
+    @property
+    def ints(self) -> dict[tuple[str, str], int]:
+        """Integers that are the same on all ranks of the party, and are not the rank itself."""
+        tables = [{(function, name): value for function, name, value in view.wait.ints} for view in self.views]
+        return {
+            key: value
+            for key, value in tables[0].items()
+            if all(table.get(key) == value for table in tables) and "rank" not in key[1]
+        }
 
 
 def compare(evidence: Evidence, few: Party, many: Party) -> Verdict:
@@ -28,6 +65,20 @@ def compare(evidence: Evidence, few: Party, many: Party) -> Verdict:
             return verdict
     text = f"{crowd(list(few.views))}; {crowd(list(many.views))}."
     return Verdict(True, "unknown", few.numbers, _cap(text), "low", ("stacks",))
+
+
+def left_a_loop(evidence: Evidence, away: list[View], waiting: list[View]) -> Verdict | None:
+    """A verdict on ranks that stand outside of all collectives, if they have left a loop in which others wait."""
+    places = {(view.wait.op, view.wait.path) for view in waiting}
+    if len(places) != 1 or len({view.wait.path for view in away}) != 1 or not away[0].wait.path:
+        return None
+    side, other = (
+        _Side(evidence, Party(tuple(away)), Party(tuple(waiting))),
+        _Side(evidence, Party(tuple(waiting)), Party(tuple(away))),
+    )
+    if side.loops or not other.loops or not side.line or side.line <= other.line:
+        return None
+    return _left_loop(evidence, side, other)
 
 
 class _Side:
@@ -121,9 +172,13 @@ def _left_loop(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
         if inside.line and left.line and inside.line > left.line:
             continue  # that loop comes later: the other has not begun it
         culprit = inside if len(inside.numbers) < len(left.numbers) else left
+        own = _own_collective(evidence, inside) if same_count(inside.loops[-1]) else ""
         way_out = _local_way_out(evidence, inside)
         if way_out:
             kind, why = "rank-local-decision", f"by `{way_out}`, which each rank decides for itself"
+        elif own:
+            kind = "extra-collective" if culprit is inside else "skipped-collective"
+            why = f"all ranks count the same iterations, but `{own}` adds or leaves out a call"
         else:
             kind = "more-iterations" if culprit is inside else "fewer-iterations"
             why = "its number of iterations differs"
@@ -150,6 +205,21 @@ def _local_way_out(evidence: Evidence, side: _Side) -> str:
             own = [guard for guard in conditions if not counts_only(guard) or asks_rank(guard)]
             if own:
                 return own[-1]
+    return ""
+
+
+def _own_collective(evidence: Evidence, side: _Side) -> str:
+    """A condition of a rank's own in the loop under which it calls a collective, or passes one by."""
+    loop = side.loops[-1]
+    for spot in side.path:
+        for step in _steps(evidence, spot):
+            jumps = step["what"] in ("continue", "return")
+            calls = step["what"].rpartition(".")[2].removeprefix("call ") in COLLECTIVES
+            if loop in step["guards"] and (jumps or calls):
+                inner = step["guards"][step["guards"].index(loop) + 1 :]
+                own = [guard for guard in inner if is_condition(guard) and (asks_rank(guard) or not counts_only(guard))]
+                if own:
+                    return own[-1]
     return ""
 
 

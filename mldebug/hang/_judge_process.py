@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from mldebug.hang._frames import forked, source_of
 from mldebug.hang._judge_case import Case, crowd, doing, name_ranks, place, sentence
-from mldebug.hang._judge_text import is_loop, is_poll, long_sleep
+from mldebug.hang._judge_parted import left_a_loop
+from mldebug.hang._judge_text import is_endless, is_loop, is_poll, long_sleep
 from mldebug.hang._judge_views import View, child_moved, child_wait, guards_of
 from mldebug.hang._verdict import Verdict
 
@@ -141,7 +142,7 @@ def locks(case: Case) -> Verdict | None:
 def children(case: Case) -> Verdict | None:
     """A rank that waits for its DataLoader or another child which is stuck itself."""
     for view in case.outside:
-        if view.wait.kind not in ("dataloader", "join", "queue", "pipe", "subprocess"):
+        if view.wait.kind not in ("dataloader", "join", "queue", "pipe", "subprocess", "event", "idle"):
             continue
         verdict = _stuck_child(case, view)
         if verdict is not None:
@@ -164,7 +165,7 @@ def pipes(case: Case) -> Verdict | None:
         if any(child_moved(child, case.evidence) for child in view.rank["children"]):
             text = f"slow, not hung: rank {view.number} {doing(view.wait)}, which is at work. {_rest(case.waiting)}"
             return Verdict(False, "straggler", (), _cap(text), "medium", ("process state",))
-        if "pipe" in _wchan(view) and "write" in _wchan(view):
+        if any(place in _wchan(view) for place in ("pipe_write", "sock_alloc_send")):
             text = f"rank {view.number} waits to write into a full pipe at {place(view.wait)}. {_rest(case.waiting)}"
             return Verdict(True, "pipe-deadlock", (view.number,), _cap(text), "medium", ("process state",))
     return None
@@ -194,6 +195,9 @@ def elsewhere(case: Case) -> Verdict | None:
         text = f"slow, not hung as far as can be seen: {crowd(late)}. {_rest(case.waiting)}"
         return Verdict(False, "straggler", (), _cap(text), "low", ("process state", "stacks"))
     numbers = tuple(view.number for view in stuck)
+    left = left_a_loop(case.evidence, stuck, case.waiting)
+    if left is not None:
+        return left
     text = f"{crowd(stuck)} and does not move. {_rest(case.waiting)}"
     return Verdict(True, "unknown", numbers or culprits, _cap(text), "medium", ("stacks",))
 
@@ -224,9 +228,11 @@ def _endless(case: Case, path: tuple[tuple[str, str, int], ...]) -> bool:
     source = case.evidence.get("source", {}).get(f"{path[-1][0]}:{path[-1][2]}") if path else None
     if source is None:
         return False
-    loops = [guard for guard in source["guards"] if guard.startswith("while ")]
+    loops = [guard for guard in source["guards"] if is_loop(guard)]
     steps = " ".join(step["what"] for step in source["steps"])
-    return long_sleep(source["text"]) or any(is_poll(loop, source["text"], steps) for loop in loops)
+    ways_out = [step["guards"] for step in source["steps"] if step["what"] in ("break", "return", "raise")]
+    polls = any(is_poll(loop, source["text"], steps) for loop in loops)
+    return long_sleep(source["text"]) or polls or is_endless(source["guards"], ways_out)
 
 
 def _stuck_child(case: Case, view: View) -> Verdict | None:
@@ -238,15 +244,16 @@ def _stuck_child(case: Case, view: View) -> Verdict | None:
         if found is None:
             continue
         wait, thread = found
-        if wait.kind in ("queue", "busy") or child_moved(child, case.evidence) or _writes(case, child):
-            continue
-        if wait.kind == "sleep" and not _endless(case, wait.path):
+        if _writes(case, child) or (wait.kind == "queue" and wait.site is None):
+            continue  # it has no work
+        slow = wait.kind in ("busy", "sleep") or child_moved(child, case.evidence)
+        if slow and not _endless(case, wait.path):
             continue
         what = f"{_child(child)} of rank {view.number} {doing(wait)}"
-        if wait.kind == "lock" and forked(thread):
+        if wait.kind == "lock" and forked(thread, child, view.rank):
             text = f"{what}: the lock was held by a thread of the parent when it was forked, and has no owner here. "
             return Verdict(True, "fork-with-lock-held", (view.number,), _cap(text) + _rest(case.waiting), "high", rests)
-        if wait.kind == "idle" and forked(thread) and child["state"] == "S":
+        if wait.kind == "idle" and forked(thread, child, view.rank) and _in_futex(child):
             text = f"{what}: native code that waits for threads, which a fork does not copy (tokenizers, OpenMP). "
             return Verdict(
                 True, "fork-after-threads", (view.number,), _cap(text) + _rest(case.waiting), "medium", rests
@@ -263,10 +270,16 @@ def _stuck_child(case: Case, view: View) -> Verdict | None:
     return None
 
 
+def _in_futex(child: Child) -> bool:
+    """Whether a child waits for a thread, and not for a file, a pipe or the network, as far as the kernel says."""
+    places = [sample.get("wchan", "") for sample in child["samples"]]
+    return child["state"] == "S" and all("futex" in where or where in ("", "0") for where in places)
+
+
 def _writes(case: Case, child: Child) -> bool:
     """Whether a child waits to write into a pipe."""
     for sample in child["samples"]:
-        if "pipe_write" in sample.get("wchan", ""):
+        if any(place in sample.get("wchan", "") for place in ("pipe_write", "sock_alloc_send")):
             return True
         for thread in sample["threads"]:
             names = [frame["name"].rpartition(".")[2] for frame in thread["frames"][:4]]

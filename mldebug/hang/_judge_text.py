@@ -70,9 +70,23 @@ def counts_only(guard: str) -> bool:
 
 def is_poll(guard: str, text: str, steps: str) -> bool:
     """Whether a `while` waits for something from elsewhere, and not for time to pass or work to be done."""
-    if not guard.startswith("while ") or _CLOCK.search(guard):
+    endless = re.match(r"for .* in (itertools\.)?count\(|for .* in range\(\d+ ?\*\*|for .* in iter\(int, 1\)", guard)
+    if not (guard.startswith("while ") or endless) or _CLOCK.search(guard):
         return False
     return bool(_POLLS.search(guard) or "sleep(" in text or "sleep" in steps or _POLLS.search(text))
+
+
+def is_endless(guards: list[str], ways_out: list[list[str]]) -> bool:
+    """Whether the innermost loop of a line is a `while True` without a way out."""
+    loops = [guard for guard in guards if is_loop(guard)]
+    if not loops or loops[-1] not in ("while True", "while 1"):
+        return False
+    return not any(loops[-1] in guard for guard in ways_out)
+
+
+def same_count(guard: str) -> bool:
+    """Whether a loop has the same number of iterations on all ranks: its bound is written in the program."""
+    return bool(re.match(r"for .* in (enumerate\()?range\([\d_, ]+\)", guard))
 
 
 def long_sleep(text: str) -> bool:

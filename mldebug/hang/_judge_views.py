@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mldebug.hang._frames import Wait, main_thread, own_frames, read, source_of
-from mldebug.hang._judge_text import is_loop, is_poll
+from mldebug.hang._judge_text import is_endless, is_loop, is_poll
 from mldebug.hang._source import is_library
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def view(rank: Rank, number: int, evidence: Evidence) -> View:
     seconds = looked[-1]["time"] - looked[0]["time"] if looked else 0.0
     polls = bool(waits) and all(_polls(sample, evidence) for sample in samples)
     moved = not polls and any(_place(wait) != _place(waits[0]) for wait in waits[1:])
+    moved = moved or _worked_unseen(waits, samples, ticks, seconds)
     steps = rank.get("progress", {}).get("step", [])
     moved = moved or any(step != steps[0] for step in steps)
     return View(number, rank, waits, threads, moved, ticks, seconds, polls)
@@ -118,7 +119,14 @@ def _main_wait(sample: Sample, evidence: Evidence) -> Wait:
 
 
 def _place(wait: Wait) -> tuple[object, ...]:
-    return wait.kind == "busy", wait.op, wait.group, wait.path, wait.ints
+    return wait.kind == "busy", wait.op, wait.group, wait.path, wait.ints, wait.objects
+
+
+def _worked_unseen(waits: tuple[Wait, ...], samples: list[Sample], ticks: int, seconds: float) -> bool:
+    """Whether a rank was seen waiting each time but used CPU in between, though no thread of it was seen at work."""
+    idle = all(wait.kind in COMMUNICATION for wait in waits)
+    quiet = not any(thread["active"] for sample in samples for thread in sample["threads"])
+    return len(waits) > 1 and idle and quiet and ticks > max(5, 30 * seconds)
 
 
 def _polls(sample: Sample, evidence: Evidence) -> bool:
@@ -133,8 +141,10 @@ def _polls(sample: Sample, evidence: Evidence) -> bool:
         source = source_of(evidence, frame)
         loops = [guard for guard in source["guards"] if is_loop(guard)] if source else []
         if source and loops:
-            steps = " ".join(step["what"] for step in source["steps"] if loops[-1] in step["guards"])
-            return is_poll(loops[-1], source["text"], steps)
+            inside = [step for step in source["steps"] if loops[-1] in step["guards"]]
+            ways_out = [step["guards"] for step in inside if step["what"] in ("break", "return", "raise")]
+            steps = " ".join(step["what"] for step in inside)
+            return is_poll(loops[-1], source["text"], steps) or is_endless(source["guards"], ways_out)
     return False
 
 

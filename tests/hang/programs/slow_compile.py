@@ -7,7 +7,5 @@ import torch.distributed as dist
 
 dist.init_process_group("gloo")
 if dist.get_rank() == 2:
-    subprocess.run(
-        [sys.executable, "-c", "while True: pass"], check=False
-    )
+    subprocess.run([sys.executable, "-c", "while True: pass"], check=False)
 dist.barrier()
