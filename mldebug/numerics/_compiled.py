@@ -199,6 +199,14 @@ def _drop_partitioner() -> None:
         config.custom_partitioner_fn = None  # type: ignore[attr-defined]
 
 
+def run_as_written() -> Callable[[], None] | None:
+    """Have compiled modules run their own code, so that each module is called, until the result is called."""
+    if "torch._dynamo" not in sys.modules:
+        return None
+    stance = torch.compiler.set_stance("force_eager")
+    return lambda: stance.__exit__(None, None, None)
+
+
 def has_foreign_hooks() -> bool:
     """Whether there are global module hooks beside the two of the recorder."""
     hooks = nn.modules.module

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mldebug.numerics import _hub
+from mldebug.numerics import _compiled, _hub
 from mldebug.numerics._event import Role
 from mldebug.numerics._frames import Frames
 from mldebug.numerics._records import Call, RowsOf, Site, Watched
@@ -44,7 +44,12 @@ class Forwards:
         self._changing: set[int] | None = None  # ids of buffers seen to change in a forward
         self._checked: list[Tensor] = []  # the parameters that check_model() has seen
         self._sharded = ""  # what it said
+        self._compiled_again: Callable[[], None] | None = None  # ends what `live` began: compiled code runs as written
         self._copy_inputs = False  # a forward was seen to change its inputs in place
+
+    def wants_frames(self) -> bool:
+        """Whether frames are taken from the live tensors of the next root forward."""
+        return self._recorder.check == "each" or self.batches in self._recorder.trace_batch_nums
 
     # Called by the hooks.
 
@@ -181,6 +186,9 @@ class Forwards:
         live, self.live = self.live, None
         if live is not None:
             self._recorder.keep_frames(list(live.texts))
+        if self._compiled_again is not None:
+            self._compiled_again()
+            self._compiled_again = None
         call.end = self._memory.sequence
         self._memory.forget_last()
         if call.paused:
@@ -236,6 +244,7 @@ class Forwards:
             self.live = self.new_frames()
         if self.live is not None:
             self.live.begin_batch(self.batches)
+            self._compiled_again = _compiled.run_as_written()
 
     def _new_call(self, watched: Watched, first: int) -> Call:
         module = watched.ref()

@@ -63,6 +63,8 @@ class Frames:
 
     def enter(self, watched: Watched, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to run. A bad input that no earlier module made was made by the code of its caller."""
+        if watched.wrapper:
+            return  # the module inside it has the frame
         caller = self._stack[-1] if self._stack else watched
         if caller is watched and not self._live:
             pass  # inputs of the root: a replay judges them by running without them
@@ -78,6 +80,8 @@ class Frames:
         self, watched: Watched, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         """A module has run: build its frame."""
+        if watched.wrapper:
+            return
         while self._stack and self._stack.pop() is not watched:
             pass  # modules that raised in between
         if watched.muted or self.done:

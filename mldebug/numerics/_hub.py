@@ -230,6 +230,10 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     ):
         if self._compiled_call_impl is not None:
             _compiled.prepare()
+            if watched is not None and watched.forwards.wants_frames():
+                _set_compiler(compiler)
+                as_written: Callable[..., Any] = self._call_impl
+                return as_written(*args, **kwargs)
         _set_compiler(compiler)
         return _module_call(self, *args, **kwargs)
     _set_compiler(compiler)

@@ -122,6 +122,52 @@ def test_a_module_added_before_it_is_compiled() -> None:
     agrees(recorder.report.event, module=("plant.0", ""), role=("output", "parameter"))
 
 
+def compiled_in(way: str, model: nn.Module) -> nn.Module:
+    if way == "whole":
+        return torch.compile(model, backend="aot_eager")
+    for module in [model] if way == "in place" else [model.fc1, model.fc2]:
+        module.compile(backend="aot_eager")
+    return model
+
+
+@pytest.mark.parametrize("way", ["whole", "in place", "regional"])
+def test_each_sees_the_modules_inside(way: str) -> None:
+    model = net()
+    compiled = compiled_in(way, model)
+    with DebugUnderflowOverflow(model, check="each", on_event=lambda event: None) as recorder:
+        for _ in range(2):
+            compiled(torch.ones(2, 4)).sum().backward()
+        assert recorder.batch_number == 2
+        overflow(model)
+        compiled(torch.full((2, 4), 9.0))
+    agrees(recorder.report.event, module="fc1", kind="inf", role="output", batch=2)
+    assert torch.compiler.is_compiling() is False
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+@pytest.mark.parametrize("way", ["whole", "in place", "regional"])
+def test_traced_batches_are_printed_whole(way: str, capsys: Any) -> None:
+    model = net()
+    compiled = compiled_in(way, model)
+    with DebugUnderflowOverflow(model, trace_batch_nums=[1]) as recorder:
+        for _ in range(3):
+            compiled(torch.ones(2, 4)).sum().backward()
+        assert recorder.batch_number == 3
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+    said = "".join(capsys.readouterr())
+    assert [line.split()[-1] for line in said.splitlines() if line.startswith(" " * 17)] == [
+        "***", "Linear", "ReLU", "Linear", "Net",
+    ]  # fmt: skip
+
+
+def test_a_forward_that_raises_under_each_leaves_the_compiler_as_it_was() -> None:
+    model = net()
+    compiled = torch.compile(model, backend="aot_eager")
+    with DebugUnderflowOverflow(model, check="each"), pytest.raises(RuntimeError):
+        compiled(torch.ones(2, 5))
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
 class Cond(nn.Module):
     def __init__(self) -> None:
         super().__init__()
