@@ -83,7 +83,7 @@ def place(wait: Wait) -> str:
 
 def doing(wait: Wait) -> str:
     """`waits in all_reduce on group "a" at train.py:88 in train_step`."""
-    at = f"at {place(wait)}"
+    at = f"at {place(wait)}" if wait.site else place(wait)
     group = f' on group "{wait.group}"' if wait.group else ""
     peer = f" {'from' if 'recv' in wait.op else 'to'} rank {wait.peer}" if wait.peer is not None else ""
     words = {

@@ -132,12 +132,23 @@ def _cycle(case: Case, ring: list[int], edges: dict[int, int]) -> Verdict:
     shown = ring if len(ring) <= 8 else [*ring[:7], "..."]
     arrows = " -> ".join(map(str, [*shown, ring[0]]))
     view = next(item for item in case.seen if item.number == ring[0])
-    culprits = () if set(ring) == {item.number for item in case.seen} or len(ring) == case.world else tuple(ring)
+    rings = {number for number in edges if _returns(number, edges)}
+    culprits = () if rings >= {item.number for item in case.seen} or len(rings) == case.world else tuple(ring)
     text = (
         f"a cycle of {len(ring)} ranks, each waiting for the next: {arrows}. Rank {ring[0]} {doing(view.wait)}; "
         "the call that would answer it comes later in the program."
     )
     return Verdict(True, "p2p-cycle", culprits, _cap(text), "high", ("wait-for edges", "stacks"))
+
+
+def _returns(number: int, edges: dict[int, int]) -> bool:
+    """Whether a walk along the edges comes back to where it began."""
+    at: int | None = edges.get(number)
+    for _ in range(len(edges)):
+        if at == number:
+            return True
+        at = edges.get(at) if at is not None else None
+    return False
 
 
 def same_place(case: Case) -> Verdict | None:

@@ -175,7 +175,7 @@ def _left_loop(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
         own = _own_collective(evidence, inside) if same_count(inside.loops[-1]) else ""
         way_out = _local_way_out(evidence, inside)
         if way_out:
-            kind, why = "rank-local-decision", f"by `{way_out}`, which each rank decides for itself"
+            kind, why = "rank-local-decision", f"the way out is `{way_out}`, which each rank decides for itself"
         elif own:
             kind = "extra-collective" if culprit is inside else "skipped-collective"
             why = f"all ranks count the same iterations, but `{own}` adds or leaves out a call"
@@ -184,8 +184,9 @@ def _left_loop(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
             why = "its number of iterations differs"
         ties = len(inside.numbers) == len(left.numbers)
         text = (
-            f"{verb(left.numbers, f'has left the loop `{inside.loops[-1]}`')}: {crowd(list(left.party.views))}. "
-            f"{_cap(verb(inside.numbers, 'is still in it'))}: {crowd(list(inside.party.views))}. {_cap(why)}."
+            f"{verb(left.numbers, f'has left the loop `{inside.loops[-1]}`')} and "
+            f"{_plural(doing(left.party.wait), left)}; {verb(inside.numbers, 'is still in it')} and "
+            f"{_plural(doing(inside.party.wait), inside)}: {why}."
         )
         return Verdict(True, kind, culprit.numbers, _cap(text), "low" if ties else "high", ("stacks", "program text"))
     return None
@@ -214,11 +215,13 @@ def _own_collective(evidence: Evidence, side: _Side) -> str:
     for spot in side.path:
         for step in _steps(evidence, spot):
             jumps = step["what"] in ("continue", "return")
-            calls = step["what"].rpartition(".")[2].removeprefix("call ") in COLLECTIVES
+            calls = step["what"].startswith("call ")
+            direct = calls and re.split(r"[. ]", step["what"])[-1] in COLLECTIVES
             if loop in step["guards"] and (jumps or calls):
                 inner = step["guards"][step["guards"].index(loop) + 1 :]
                 own = [guard for guard in inner if is_condition(guard) and (asks_rank(guard) or not counts_only(guard))]
-                if own:
+                picked = bool(own) and asks_rank(own[-1]) and not is_main_guard(own[-1])
+                if own and (jumps or direct or picked):
                     return own[-1]
     return ""
 
@@ -320,7 +323,7 @@ def _call(side: _Side) -> str:
 
 
 def _plural(text: str, side: _Side) -> str:
-    return text.replace("waits", "wait", 1) if len(side.numbers) > 1 else text
+    return text.replace("waits", "wait", 1).replace("runs", "run", 1) if len(side.numbers) > 1 else text
 
 
 def _cap(text: str) -> str:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from mldebug.hang._frames import forked, source_of
-from mldebug.hang._judge_case import Case, crowd, doing, name_ranks, place, sentence
+from mldebug.hang._judge_case import Case, crowd, doing, name_ranks, place, sentence, verb
 from mldebug.hang._judge_parted import left_a_loop
 from mldebug.hang._judge_text import is_endless, is_loop, is_poll, long_sleep
 from mldebug.hang._judge_views import View, child_moved, child_wait, guards_of
@@ -55,7 +55,7 @@ def zombies(case: Case) -> Verdict | None:
     if not found:
         return None
     culprits = tuple(view.number for view in found)
-    text = f"{name_ranks(culprits)} has ended, and its launcher has not noticed (state Z). {_rest(case.waiting)}"
+    text = f"{verb(culprits, 'has ended')}, which the launcher has not noticed (state Z). {_rest(case.waiting)}"
     return Verdict(True, "missing-rank", culprits, _cap(text), "high", ("process state",))
 
 
@@ -135,7 +135,7 @@ def locks(case: Case) -> Verdict | None:
         text = f"{crowd(wanting)}; no rank of this job is seen to hold it. {_rest(case.waiting)}"
         return Verdict(True, "unknown", culprits, _cap(text), "low", ("stacks",))
     culprits = tuple(view.number for view in holders)
-    text = f"{name_ranks(culprits)} holds a file lock and {doing(holders[0].wait)}; {crowd(wanting)}."
+    text = f"{verb(culprits, 'holds a file lock')}: {crowd(holders)}; {crowd(wanting)}."
     return Verdict(True, "lock-barrier-cycle", culprits, _cap(text), "high" if wanted else "medium", rests)
 
 
@@ -178,7 +178,8 @@ def polling(case: Case) -> Verdict | None:
     culprits = tuple(view.number for view in found)
     guards = [guard for guard in guards_of(case.evidence, found[0].wait.path) if is_loop(guard)]
     loop = f" (`{guards[-1]}`)" if guards else ""
-    text = f"{name_ranks(culprits)} asks again and again at {place(found[0].wait)}{loop} and gets no answer. "
+    asks = verb(culprits, f"asks again and again at {place(found[0].wait)}{loop}")
+    text = f"{asks} without an answer. "
     return Verdict(True, "poll-loop", culprits, _cap(text) + _rest(case.waiting), "medium", ("stacks", "program text"))
 
 
