@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from mldebug.hang._source import is_library
@@ -64,7 +65,7 @@ def own_frames(thread: Thread) -> list[Frame]:
     """The frames of a thread without what a forked child inherited from its parent."""
     frames = thread["frames"]
     for index, frame in enumerate(frames):
-        if frame["name"].rpartition(".")[2] in ("_bootstrap", "spawn_main"):
+        if frame["name"].endswith(("_bootstrap", "spawn_main")):
             return frames[: index + 1]
     return frames
 
@@ -181,12 +182,14 @@ def _by_text(text: str, thread: Thread) -> str:
     return next((kind for kind, pattern in _TEXTS if pattern.search(text)), "idle")
 
 
+@lru_cache(maxsize=8192)
 def _plain(name: str) -> str:
     return name.rpartition("<locals>.")[2].rpartition(".")[2] or name
 
 
 def _locals(frame: Frame) -> dict[str, str]:
-    return {local["name"]: local["repr"] for local in frame.get("locals") or []}
+    found = frame.get("locals")
+    return {local["name"]: local["repr"] for local in found} if found else {}
 
 
 def _group(frames: list[Frame]) -> str:
@@ -252,8 +255,8 @@ def _ints(users: list[Frame]) -> tuple[tuple[str, str, int], ...]:
 
 
 def _pointers(frames: list[Frame]) -> str:
-    texts = (text for frame in frames for text in _locals(frame).values())
-    return " ".join(found for text in texts for found in _ADDRESS.findall(text))
+    texts = " ".join(local["repr"] for frame in frames if "locals" in frame for local in frame["locals"])
+    return " ".join(_ADDRESS.findall(texts))
 
 
 def _callback(frames: list[Frame], thread: Thread) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,12 @@ class SpyReport(Report):
     def ok(self) -> bool:
         return not self.verdict.hung
 
+    @cached_property
+    def _case(self) -> Case:
+        return Case.of(self.evidence)
+
     def to_dict(self) -> dict[str, Any]:
-        case = Case.of(self.evidence)
+        case = self._case
         document = {
             "schema": self.schema,
             "ok": self.ok,
@@ -55,7 +60,7 @@ class SpyReport(Report):
         return document
 
     def text(self, color: bool = False, width: int = 80) -> str:
-        case = Case.of(self.evidence)
+        case = self._case
         lines = [*self._verdict_lines(width), "", *_tree_lines(case, self.verdict, width)]
         if self.since:
             lines += ["", *_wrapped(self.since, width, 2)]

@@ -10,6 +10,7 @@ import ast
 import sysconfig
 import tokenize
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from mldebug.hang._evidence import Evidence, Frame, Source, Step
@@ -37,6 +38,7 @@ def annotate(evidence: Evidence) -> None:
             table[key] = file.source(frame["line"])
 
 
+@lru_cache(maxsize=8192)
 def is_library(file: str) -> bool:
     """Whether a file belongs to Python or to an installed package, and not to the program."""
     return (
