@@ -135,6 +135,9 @@ def locks(case: Case) -> Verdict | None:
         text = f"{crowd(wanting)}; no rank of this job is seen to hold it. {_rest(case.waiting)}"
         return Verdict(True, "unknown", culprits, _cap(text), "low", ("stacks",))
     culprits = tuple(view.number for view in holders)
+    if all(not view.communicates and _may_go_on(case, view) for view in holders):
+        text = f"slow, not hung: {verb(culprits, 'holds a file lock')}, and works: {crowd(holders)}; {crowd(wanting)}."
+        return Verdict(False, "straggler", (), _cap(text), "medium", rests)
     text = f"{verb(culprits, 'holds a file lock')}: {crowd(holders)}; {crowd(wanting)}."
     return Verdict(True, "lock-barrier-cycle", culprits, _cap(text), "high" if wanted else "medium", rests)
 
@@ -162,7 +165,7 @@ def pipes(case: Case) -> Verdict | None:
                 f"that nobody reads. {_rest(case.waiting)}"
             )
             return Verdict(True, "pipe-deadlock", (view.number,), _cap(text), "high", ("wait-for edges", "stacks"))
-        if any(child_moved(child, case.evidence) for child in view.rank["children"]):
+        if _children_work(case, view):
             text = f"slow, not hung: rank {view.number} {doing(view.wait)}, which is at work. {_rest(case.waiting)}"
             return Verdict(False, "straggler", (), _cap(text), "medium", ("process state",))
         if any(place in _wchan(view) for place in ("pipe_write", "sock_alloc_send")):
@@ -172,7 +175,7 @@ def pipes(case: Case) -> Verdict | None:
 
 
 def polling(case: Case) -> Verdict | None:
-    found = [view for view in case.outside if view.polls]
+    found = [view for view in case.outside if view.polls and not _children_work(case, view)]
     if not found or not case.waiting:
         return None
     culprits = tuple(view.number for view in found)
@@ -211,9 +214,14 @@ def _may_go_on(case: Case, view: View) -> bool:
         text = source["text"] if source else ""
     if view.wait.kind == "sleep":
         return not long_sleep(text)
-    if view.wait.kind in ("dataloader", "subprocess", "join", "queue", "pipe"):
-        return any(child_moved(child, case.evidence) for child in view.rank["children"]) or _sleepers(case, view)
-    return view.runs or view.wait.kind == "busy"
+    if view.wait.kind == "dataloader" and _sleepers(case, view):
+        return True
+    threads = any(wait.kind == "busy" for _, wait in view.threads)
+    return view.runs or view.wait.kind == "busy" or threads or _children_work(case, view)
+
+
+def _children_work(case: Case, view: View) -> bool:
+    return any(child_moved(child, case.evidence) for child in view.rank["children"])
 
 
 def _sleepers(case: Case, view: View) -> bool:

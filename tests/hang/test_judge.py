@@ -139,3 +139,68 @@ def test_call_sites_that_a_program_pairs_by_itself_are_healthy_in_the_record() -
         calls = [{"group": "0", "seq": n, "op": "broadcast", "done": True, "frames": [frame]} for n in range(1, 9)]
         rank["record"] = {"calls": calls, "whole": True}  # type: ignore[typeddict-item]
     assert parting(Case.of(evidence)) is None
+
+
+def test_a_rank_that_works_under_a_file_lock_is_slow() -> None:
+    evidence = load("filelock_barrier")
+    for ticks, sample in zip((100, 160), evidence["ranks"][0]["samples"], strict=True):
+        thread = sample["threads"][0]
+        thread["frames"] = [frame for frame in thread["frames"] if frame["file"].startswith("/job/")]
+        thread["active"] = True
+        sample["ticks"] = ticks
+    verdict = judge(evidence)
+    assert not verdict.hung, verdict.text
+    evidence["ranks"][0]["samples"][0]["threads"][0]["active"] = False
+    assert "file lock" in verdict.text
+
+
+def test_polling_for_a_child_that_works_is_slow() -> None:
+    evidence = load("poll_loop")
+    child = copy.deepcopy(evidence["ranks"][3])
+    for ticks, sample in zip((0, 50), child["samples"], strict=True):
+        sample.update(ticks=ticks, threads=[])
+    evidence["ranks"][3]["children"] = [
+        {"pid": 9, "parent": 1, "command": "g++", "kind": "other", "state": "R", "samples": child["samples"]}
+    ]
+    verdict = judge(evidence)
+    assert (verdict.hung, verdict.kind) == (False, "straggler"), verdict.text
+
+
+def test_a_stopped_loader_worker_is_named() -> None:
+    evidence = load("dataloader_worker")
+    evidence["ranks"][3]["children"][0]["state"] = "T"
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.culprits) == ("process-stopped", (3,))
+
+
+def test_a_loader_worker_that_has_died_is_named() -> None:
+    evidence = load("dataloader_worker")
+    evidence["ranks"][3]["children"][0].update(state="Z", samples=[])
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.culprits) == ("dataloader-worker", (3,))
+
+
+def test_a_zombie_rank_is_missing() -> None:
+    evidence = load("exception_one_rank")
+    evidence["ranks"][2].update(state="Z", samples=[])
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.culprits) == ("missing-rank", (2,))
+
+
+def test_without_the_text_of_the_program_the_verdict_is_no_surer() -> None:
+    order = ("low", "medium", "high")
+    for name in ("cross_pg_order", "skip_collective", "rank0_save_checkpoint", "uneven_batches_short"):
+        evidence = load(name)
+        with_text = judge(evidence)
+        evidence["source"] = {}
+        without = judge(evidence)
+        assert without.hung and without.culprits == with_text.culprits, name
+        assert order.index(without.sure) <= order.index(with_text.sure), name
+
+
+def test_ranks_without_a_number_take_that_of_the_program() -> None:
+    evidence = load("same_line_other_step")
+    for rank in evidence["ranks"]:
+        rank["rank"] = rank["world_size"] = None
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.culprits) == ("iteration-skew", (2,))
