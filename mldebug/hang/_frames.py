@@ -48,7 +48,13 @@ class Wait:
     path: tuple[tuple[str, str, int], ...] = ()  # (file, function, line) of the program, outermost first
     ints: tuple[tuple[str, str, int], ...] = ()  # (function, name, value) of integer locals of the program
     callback: str = ""  # a destructor or exit handler that it was called from
+    through: tuple[tuple[str, str, int], ...] = ()  # the library frames from there to the call, outermost first
     objects: str = ""  # addresses of the objects in the frames: another call has others
+
+
+def way(wait: Wait) -> tuple[tuple[str, str, int], ...]:
+    """All frames from the outermost to the call."""
+    return wait.path + wait.through
 
 
 def main_thread(threads: list[Thread]) -> Thread | None:
@@ -93,9 +99,28 @@ def read(thread: Thread, evidence: Evidence) -> Wait:
         group = _new_group(frames) if kind == "new-group" else _group(frames)
     if kind == "p2p" and frame is not None:
         peer = _peer(op, frames)
+    site = users[0] if users else None
     return Wait(
-        kind, op, group, peer, users[0] if users else None, path, _ints(users), _callback(frames, thread), pointers
+        kind,
+        op,
+        group,
+        peer,
+        site,
+        path,
+        _ints(users),
+        _callback(frames, thread),
+        _through(frames, site, frame) if kind in ("collective", "p2p", "backward") else (),
+        pointers,
     )
+
+
+def _through(frames: list[Frame], site: Frame | None, call: Frame | None) -> tuple[tuple[str, str, int], ...]:
+    """The way from the program's line to the call, as a framework goes to it: train or validate, say."""
+    if call is None:
+        return ()
+    end = next((index for index, frame in enumerate(frames) if frame is site), len(frames))
+    start = next((index for index, frame in enumerate(frames) if frame is call), end)
+    return tuple((frame["file"], _plain(frame["name"]), frame["line"]) for frame in frames[start + 1 : end][::-1])
 
 
 def _kind(frames: list[Frame], users: list[Frame], thread: Thread, evidence: Evidence) -> tuple[str, str, Frame | None]:

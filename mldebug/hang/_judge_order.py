@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from mldebug.hang._frames import main_thread, members_to_be
+from mldebug.hang._frames import main_thread, members_to_be, way
 from mldebug.hang._judge_case import Case, crowd, doing, name_ranks, place, sentence
 from mldebug.hang._judge_parted import Party, compare, singled_out
 from mldebug.hang._judge_text import holds
@@ -154,7 +154,7 @@ def _returns(number: int, edges: dict[int, int]) -> bool:
 def same_place(case: Case) -> Verdict | None:
     """All ranks at one line: the same call in another iteration, or a network that is silent."""
     parties = _parties(case.waiting)
-    if len({(party.wait.path, party.wait.op) for party in parties}) != 1 or len(case.waiting) < 2:
+    if len({(way(party.wait), party.wait.op) for party in parties}) != 1 or len(case.waiting) < 2:
         return None
     split = _split_by_ints(case)
     if split is not None:
@@ -247,7 +247,7 @@ def _parties(found: list[View]) -> list[Party]:
     """The waiting ranks by place, the smallest party first."""
     table: dict[tuple[object, ...], list[View]] = {}
     for view in found:
-        table.setdefault((view.wait.op, view.wait.group, view.wait.path), []).append(view)
+        table.setdefault((view.wait.op, view.wait.group, way(view.wait)), []).append(view)
     return sorted((Party(tuple(views)) for views in table.values()), key=lambda party: len(party.views))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mldebug.hang._frames import COLLECTIVES
+from mldebug.hang._frames import COLLECTIVES, way
 from mldebug.hang._judge_case import crowd, doing, name_ranks, place, sentence, verb
 from mldebug.hang._judge_text import (
     asks_rank,
@@ -86,7 +86,7 @@ class _Side:
 
     def __init__(self, evidence: Evidence, party: Party, other: Party) -> None:
         self.party = party
-        mine, theirs = party.wait.path, other.wait.path
+        mine, theirs = way(party.wait), way(other.wait)
         at = 0
         while at < min(len(mine), len(theirs)) and mine[at] == theirs[at]:
             at += 1

@@ -204,3 +204,18 @@ def test_ranks_without_a_number_take_that_of_the_program() -> None:
         rank["rank"] = rank["world_size"] = None
     verdict = judge(evidence)
     assert (verdict.kind, verdict.culprits) == ("iteration-skew", (2,))
+
+
+def test_a_framework_at_two_places_of_its_own_is_no_network() -> None:
+    evidence = load("skip_collective")
+    model = copy.deepcopy(evidence["ranks"][0]["samples"])
+    for rank in evidence["ranks"]:
+        rank["samples"] = copy.deepcopy(model)
+        line, name = (90, "validate") if rank["rank"] == 2 else (80, "train_epoch")
+        for sample in rank["samples"]:
+            loop = {"name": name, "file": "/venv/lib/python3.11/site-packages/frame/loop.py", "line": line + 100}
+            fit = {"name": "fit", "file": "/venv/lib/python3.11/site-packages/frame/trainer.py", "line": line}
+            sample["threads"][0]["frames"][2:2] = [loop, fit]  # type: ignore[list-item]
+    verdict = judge(evidence)
+    assert verdict.kind != "network"
+    assert verdict.culprits == (2,), verdict.text
