@@ -19,6 +19,17 @@ COLLECTIVES = {
     "monitored_barrier", "batch_isend_irecv", "send", "recv", "isend", "irecv", "send_object_list",
     "recv_object_list", "all_gather_single", "_all_gather_base", "_reduce_scatter_base", "permute_tensor",
 }  # fmt: skip
+# Python functions whose collective is in C++ below them, and what it is.
+_INSIDE = {
+    "_sync_module_states": "broadcast",
+    "_sync_params_and_buffers": "broadcast",
+    "_sync_buffers": "broadcast",
+    "_distributed_broadcast_coalesced": "broadcast",
+    "_verify_param_shape_across_processes": "all_gather",
+    "_verify_params_across_processes": "all_gather",
+    "wait_tensor": "wait",
+    "trigger_wait": "wait",
+}
 _GROUP_MAKERS = {"new_group", "new_subgroups", "new_subgroups_by_enumeration", "split_group", "init_device_mesh"}
 _INITS = {"init_process_group", "_store_based_barrier", "rendezvous", "_create_c10d_store"}
 _DISTRIBUTED = "torch/distributed/"
@@ -141,6 +152,8 @@ def _kind(frames: list[Frame], users: list[Frame], thread: Thread, evidence: Evi
                 return "collective", name, frame
             if name in COLLECTIVES:
                 return ("p2p" if name in _PEER else "collective"), name, frame
+        if name in _INSIDE and "/torch/" in frame["file"]:
+            return "collective", _INSIDE[name], frame
     for name, frame in library:
         file = frame["file"]
         if "torch/utils/data/dataloader" in file and name in ("_try_get_data", "_get_data", "_shutdown_workers"):
