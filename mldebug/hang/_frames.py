@@ -247,10 +247,13 @@ def _group(frames: list[Frame]) -> str:
     for frame in frames:  # the outermost name wins: nearest to where the group was made
         if is_library(frame["file"]):
             continue
-        for variable, text in _locals(frame).items():
-            pointers = _POINTER.findall(text)
-            if pointer in pointers:
-                name = variable if not text.startswith(("[", "(", "{")) else f"{variable}[{pointers.index(pointer)}]"
+        found_in = {
+            variable: pointers.index(pointer) if text.startswith(("[", "(", "{")) else -1
+            for variable, text in _locals(frame).items()
+            if pointer in (pointers := _POINTER.findall(text))
+        }
+        for variable, index in sorted(found_in.items(), key=lambda item: item[1] < 0):  # a name of its own is better
+            name = variable if index < 0 else f"{variable}[{index}]"
     return name
 
 

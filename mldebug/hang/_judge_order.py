@@ -166,6 +166,9 @@ def same_place(case: Case) -> Verdict | None:
         )
         return Verdict(True, "cross-group-order", small, _cap(text), "medium", ("stacks", "integer locals"))
     wait = parties[0].wait
+    if wait.kind == "collective" and not wait.op and _posts_messages(case, wait):
+        text = f"all {len(case.waiting)} ranks {_plural(doing(wait))} for a message, and none is sent before it."
+        return Verdict(True, "p2p-cycle", (), _cap(text), "low", ("stacks", "program text"))
     if wait.kind == "init":
         text = f"all {len(case.waiting)} ranks {_plural(doing(wait))} and nobody moves: the address or the network."
     else:
@@ -173,6 +176,13 @@ def same_place(case: Case) -> Verdict | None:
             f"all {len(case.waiting)} ranks {_plural(doing(wait))} and nobody moves: no rank is late, so the network."
         )
     return Verdict(True, "network", (), _cap(text), "low", ("stacks", "two samples"))
+
+
+def _posts_messages(case: Case, wait: Wait) -> bool:
+    """Whether the function that waits for a request has posted a send or receive."""
+    source = frame_source(case.evidence, wait.path[-1]) if wait.path else None
+    calls = {re.split(r"[. ]", step["what"])[-1] for step in source["steps"]} if source else set()
+    return bool(calls & {"irecv", "isend", "batch_isend_irecv", "P2POp"})
 
 
 def _split_by_ints(case: Case) -> Verdict | None:

@@ -59,7 +59,7 @@ class Party:
 def compare(evidence: Evidence, few: Party, many: Party) -> Verdict:
     """Why two parties stand in different places, `few` being not larger than `many`."""
     side, other = _Side(evidence, few, many), _Side(evidence, many, few)
-    for rule in (_swapped, _guarded, _left_loop, _passed_by):
+    for rule in (_swapped, _guarded, _left_loop, _passed_by, _picked):
         verdict = rule(evidence, side, other)
         if verdict is not None:
             return verdict
@@ -270,6 +270,27 @@ def singled_out(
             if picked and set(picked) < set(numbers):
                 return picked
     return numbers
+
+
+def _picked(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
+    """Ranks that part inside one line: a call elsewhere in these functions that only the few make explains it."""
+    for spot in reversed([*few.shared, *few.path[:1]]):
+        for step in _steps(evidence, spot):
+            guard = next((guard for guard in step["guards"] if parts_ranks(guard, few.numbers, many.numbers)), None)
+            if guard is None or not step["what"].startswith("call ") or _HARMLESS.search(step["what"]):
+                continue
+            text = (
+                f"{crowd(list(few.party.views))}; {crowd(list(many.party.views))}. Only {name_ranks(few.numbers)} "
+                f"reaches `{step['what'][5:]}` at line {step['line']}, under `{guard}`: if that calls a collective, "
+                "the ranks are out of step since then."
+            )
+            kind = "rank-guarded-collective" if is_main_guard(guard) else "extra-collective"
+            return Verdict(True, kind, few.numbers, _cap(text), "medium", ("program text", "stacks"))
+    return None
+
+
+# Calls that rank 0 makes alone, as a rule, and that are no collectives.
+_HARMLESS = re.compile(r"print|log|info|debug|warn|save|write|format|makedirs|mkdir|len|range|get_rank|sleep|time|path")
 
 
 def _skips(evidence: Evidence, side: _Side) -> str:
