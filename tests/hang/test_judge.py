@@ -23,6 +23,8 @@ HUNG = {
     "fork_after_threads": ("fork-after-threads", (0,)),
     "gil_hog_regex": ("gil-held", (1,)),
     "group_count": ("missing-group-constructor", (2, 3)),
+    "group_order": ("cross-group-order", (2,)),
+    "guarded_evaluation": ("rank-guarded-collective", (0,)),
     "guarded_gather": ("rank-guarded-collective", (0,)),
     "init_missing_rank": ("missing-rank", (2,)),
     "missing_group_constructor": ("missing-group-constructor", (3,)),
@@ -34,11 +36,13 @@ HUNG = {
     "poll_loop_busy": ("poll-loop", (0,)),
     "rank0_save_checkpoint": ("rank-guarded-collective", (0,)),
     "rank_local_decision": ("rank-local-decision", (1,)),
+    "pending_requests": ("p2p-cycle", ()),
     "same_line_other_step": ("iteration-skew", (2,)),
     "sigstop_rank": ("process-stopped", (1,)),
     "skip_collective": ("skipped-collective", (2,)),
     "skipped_by_continue": ("skipped-collective", (1,)),
     "two_threads_one_group": ("two-threads-one-group", ()),
+    "while_loss": ("rank-local-decision", (2,)),
     "uneven_batches_short": ("fewer-iterations", (3,)),
 }
 MOVING = ("slow_compile", "slow_loader", "slow_prepare", "slow_rank_control", "slow_sleep")
