@@ -105,9 +105,18 @@ def _checked(opened: Opened, made: _Made, folder: Path, text: Path | None) -> tu
     if text is not None and "bytes" not in made.vocabulary.required:
         sample = [] if unknown is not None else sample_of(text)  # whole words of another text cannot be compared
         unknown = unknown or made.loaded.named.get("unk_token")  # stands for other characters than in the source
+        sample = [line for line in sample if _knows(opened.loaded, line, unknown)]
     elif unknown is not None:
         mapped = partial(_mapped, made.id_map, made.loaded.ids[unknown])
     return check_tokenizer(opened.loaded, made.loaded, folder, opened.load, sample, mapped, unknown)
+
+
+def _knows(loaded: Loaded, line: str, unknown: str | None) -> bool:
+    """Whether nothing in the line is unknown: what is cannot be compared with a vocabulary that knows it."""
+    try:
+        return unknown is None or loaded.ids.get(unknown) not in loaded.encode(line)
+    except Exception:  # a tokenizer raises what it likes; the check answers it
+        return True
 
 
 def _mapped(id_map: Mapping[int, int], unknown: int, id: int) -> int:

@@ -112,6 +112,8 @@ def read(document: Mapping[str, Any], specials: Collection[str], dropped: Collec
         if model.get("unk_token") not in ids:  # then a word that is not there is an error, not an unknown
             required["words (the source has no unknown token for words that go)"] = list(learnt)
     else:
+        if any(step.get("type") == "ByteFallback" for step in steps(document, "decoder")):
+            required["byte tokens"] = [token for token in BYTES if token in ids]  # a class may turn falling back on
         required["characters"] = singles
     ranked: list[str] = []
     if kind.endswith("Unigram"):
@@ -124,10 +126,11 @@ def read(document: Mapping[str, Any], specials: Collection[str], dropped: Collec
     return Vocabulary(kind, ids, required, alphabet, merges, ranked, model.get("unk_token") if whole_words else None)
 
 
-def write(document: Mapping[str, Any], kept: Collection[str]) -> dict[str, Any]:
+def write(document: Mapping[str, Any], kept: Collection[str], names: Mapping[int, str] | None = None) -> dict[str, Any]:
     """The document with the tokens of `kept` only: ids 0..n-1 in the old order, everything that names an id follows.
 
     Tokens of the model come first and added tokens that it does not have after them, as the library numbers them.
+    `names` says what the ids in post-processor and padding mean; None where they are ids of the document.
     """
     new = copy.deepcopy({key: value for key, value in document.items() if key != "model"})
     model = document["model"]
@@ -156,8 +159,9 @@ def write(document: Mapping[str, Any], kept: Collection[str]) -> dict[str, Any]:
             for left, right in merge_pairs(model)
             if left in ids and right in ids and _merged(left, right, model) in ids
         ]
+    meaning = names_of(document) if names is None else names
     for holder in _id_holders(new):
-        _renumber(holder, ids)
+        _renumber(holder, meaning, ids)
     return {**new, "model": smaller}
 
 
@@ -188,9 +192,7 @@ def is_byte_level(document: Mapping[str, Any]) -> bool:
 
 def has_bytes(document: Mapping[str, Any]) -> bool:
     """Whether unknown characters become the 256 byte tokens, all of which are there."""
-    falls_back = document["model"].get("byte_fallback") is True
-    falls_back |= any(step.get("type") == "ByteFallback" for step in steps(document, "decoder"))
-    return falls_back and set(BYTES) <= model_ids(document["model"]).keys()
+    return document["model"].get("byte_fallback") is True and set(BYTES) <= model_ids(document["model"]).keys()
 
 
 def made_by_pipeline(document: Mapping[str, Any]) -> set[str]:
@@ -221,13 +223,15 @@ def _inserted(document: Mapping[str, Any]) -> list[str]:
     tokens = [model.get("unk_token")]
     if isinstance(model.get("unk_id"), int) and isinstance(model["vocab"], list):
         tokens.append(model["vocab"][model["unk_id"]][0])
-    tokens.append((document.get("padding") or {}).get("pad_token"))
-    for step in steps(document, "post_processor"):
+    names = names_of(document)
+    for holder in _id_holders(document):
+        if "pad_token" in holder:
+            tokens.append(_meant(holder["pad_token"], holder.get("pad_id"), names))
         for part in ("sep", "cls"):
-            if isinstance(step.get(part), (list, tuple)):
-                tokens.append(step[part][0])
-        for special in _template_tokens(step):
-            tokens += special.get("tokens", [])
+            if isinstance(holder.get(part), (list, tuple)):
+                tokens.append(_meant(holder[part][0], holder[part][1], names))
+        for special in _template_tokens(holder):
+            tokens += _meant_by(special, names)
     return [token for token in tokens if isinstance(token, str)]
 
 
@@ -236,19 +240,36 @@ def _template_tokens(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(specials.values()) if isinstance(specials, dict) else []
 
 
-def _id_holders(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def names_of(document: Mapping[str, Any]) -> dict[int, str]:
+    """Id -> token, added tokens included."""
+    return {id: token for token, id in document_ids(document).items()}
+
+
+def _meant(token: Any, id: Any, names: Mapping[int, str]) -> Any:
+    """The token that is inserted: the id counts, and the name beside it may be any. It counts where the id is none."""
+    return names.get(id, token)
+
+
+def _meant_by(special: Mapping[str, Any], names: Mapping[int, str]) -> list[Any]:
+    """The tokens that a special token of a template stands for."""
+    ids, tokens = special.get("ids") or [], special.get("tokens") or []
+    padded = [*tokens, *[None] * (len(ids) - len(tokens))]
+    return [_meant(token, id, names) for token, id in zip(padded, ids, strict=False)]
+
+
+def _id_holders(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield from steps(document, "post_processor")
     if isinstance(document.get("padding"), dict):
         yield document["padding"]
 
 
-def _renumber(holder: dict[str, Any], ids: Mapping[str, int]) -> None:
-    """Give the ids in a post-processor or the padding their new values, by the tokens beside them."""
-    if holder.get("pad_token") in ids and "pad_id" in holder:
-        holder["pad_id"] = ids[holder["pad_token"]]
+def _renumber(holder: dict[str, Any], names: Mapping[int, str], ids: Mapping[str, int]) -> None:
+    """Give the ids in a post-processor or the padding their new values."""
+    if "pad_id" in holder:
+        holder["pad_id"] = ids.get(_meant(holder.get("pad_token"), holder["pad_id"], names), holder["pad_id"])
     for part in ("sep", "cls"):
         pair = holder.get(part)
-        if isinstance(pair, list) and pair[0] in ids:
-            holder[part] = [pair[0], ids[pair[0]]]
+        if isinstance(pair, list):
+            holder[part] = [pair[0], ids.get(_meant(pair[0], pair[1], names), pair[1])]
     for special in _template_tokens(holder):
-        special["ids"] = [ids[token] for token in special.get("tokens", []) if token in ids]
+        special["ids"] = [ids[token] for token in _meant_by(special, names) if token in ids]

@@ -139,12 +139,15 @@ def from_backend(tokenizer: Any) -> Loaded:
         encoding = tokenizer.encode(first, second)
         return list(encoding.ids), list(encoding.type_ids)
 
+    unknown = getattr(tokenizer.model, "unk_token", None)
+
     return Loaded(
         "tokenizers",
         dict(tokenizer.get_vocab(with_added_tokens=True)),
         lambda text: list(tokenizer.encode(text).ids),
         lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
         {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items()},
+        {"unk_token": unknown} if isinstance(unknown, str) else {},
         plain=lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids),
         skipping=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
         pair=pair,

@@ -148,7 +148,8 @@ def _with_model(document: dict[str, Any], learnt: dict[str, Any], kind: str, kee
             token["id"] = top
             top += 1
     result = {**document, "added_tokens": added, "model": new}
-    return documents.write(result, [*tokens, *(token["content"] for token in added)])
+    kept = [*tokens, *(token["content"] for token in added)]
+    return documents.write(result, kept, documents.names_of(document))
 
 
 def _train_ranks(pattern: str, lines: list[str], size: int) -> list[str]:
@@ -185,6 +186,7 @@ def _train_spm(form: SpmForm, keep: Collection[str], lines: list[str], size: int
         model_type=form.model_type(),
         byte_fallback=form.has_bytes(),
         hard_vocab_limit=False,
+        character_coverage=0.9995 if form.has_bytes() else 1.0,
         control_symbols=control,
         user_defined_symbols=[token for token in others if token not in control],
         normalization_rule_name=form.normalization() or "identity",

@@ -233,6 +233,41 @@ def test_padding_truncation_and_pairs(tmp_path: Path) -> None:
         assert small["model"]["vocab"][token] == id
 
 
+def test_ids_count_and_not_the_names_beside_them(tmp_path: Path) -> None:
+    """The padding and the post-processor may call a token by a name that the vocabulary does not have."""
+    source, text = byte_bpe(tmp_path / "source"), tmp_path / "text.txt"
+    content = document(source)
+    names = {id: token for token, id in content["model"]["vocab"].items()}
+    padding = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_type_id": 0}
+    content["padding"] = {**padding, "pad_id": 1000, "pad_token": "[NONE]"}
+    template = content["post_processor"]["processors"][1]
+    template["special_tokens"] = {"[FIRST]": {**template["special_tokens"]["<|begin|>"], "id": "[FIRST]"}}
+    template["special_tokens"]["[FIRST]"]["tokens"] = ["[FIRST]"]
+    for part in (template["single"][0], template["pair"][0], template["pair"][2]):
+        part["SpecialToken"]["id"] = "[FIRST]"
+    (source / "tokenizer.json").write_text(json.dumps(content))
+    text.write_text("some words to learn, and some more words to learn\n" * 9)
+    for folder, scratch in (("tiny", None), ("learnt", text)):
+        report = tiny_tokenizer(source, 300, tmp_path / folder, from_scratch=scratch)
+        assert report.ok, report.text()
+        new = document(tmp_path / folder)
+        ids = {**new["model"]["vocab"], **{token["content"]: token["id"] for token in new["added_tokens"]}}
+        assert new["padding"]["pad_id"] == ids[names[1000]]
+        assert new["post_processor"]["processors"][1]["special_tokens"]["[FIRST]"]["ids"] == [ids["<|begin|>"]]
+
+
+def test_bytes_are_no_way_round_where_the_model_does_not_fall_back(tmp_path: Path) -> None:
+    source = byte_fallback_bpe(tmp_path / "source")
+    content = document(source)
+    content["model"]["byte_fallback"] = False  # the decoder still reads bytes
+    (source / "tokenizer.json").write_text(json.dumps(content))
+    report = tiny_tokenizer(source, None, tmp_path / "tiny")
+    assert report.ok, report.text()
+    assert {token for token in content["model"]["vocab"] if len(token) == 1} <= load(
+        tmp_path / "tiny"
+    ).get_vocab().keys()
+
+
 def test_several_templates_and_template_files(tmp_path: Path) -> None:
     templates = [{"name": "default", "template": TEMPLATE}, {"name": "tools", "template": "tools: " + TEMPLATE}]
     source = byte_bpe(tmp_path / "source", chat_template=templates)

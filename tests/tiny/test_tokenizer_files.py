@@ -233,6 +233,25 @@ def _tokens(folder: Path) -> list[str]:
     return list(forms_in(folder)[0].ids())
 
 
+def test_a_text_that_the_source_does_not_know_is_no_fault(tmp_path: Path) -> None:
+    """Characters are those of the text: a source that does not know them is nothing to compare with."""
+    source = kit.sentencepiece_model(tmp_path / "source" / "spiece.model", "unigram", size=500).parent
+    text = tmp_path / "text.txt"
+    text.write_text("ճիշտ words ☃ of snow ☃☃\nsome words of text\n" * 30 + "ẞ\n")
+    report = tiny_tokenizer(source, 100, tmp_path / "out", from_scratch=text)
+    assert report.ok, report.text()
+    assert {"☃", "ẞ"} <= set(_tokens(report.path))
+
+
+def test_words_of_a_conversation_may_be_unknown_now(tmp_path: Path) -> None:
+    source = kit.wordlevel(tmp_path / "source")
+    written = json.loads((source / "tokenizer_config.json").read_text())
+    template = "{% for m in messages %}{{ m['content'] }} fox quick dog {% endfor %}"
+    (source / "tokenizer_config.json").write_text(json.dumps({**written, "chat_template": template}))
+    report = tiny_tokenizer(source, 5, tmp_path / "out")
+    assert report.ok, report.text()
+
+
 def test_from_scratch_says_what_is_wrong_with_the_text(tmp_path: Path) -> None:
     source = kit.byte_bpe(tmp_path / "source")
     (tmp_path / "empty.txt").write_text("\n \n")
