@@ -1,0 +1,233 @@
+"""The agent: what a job tells about itself to spy and watch, from inside.
+
+It has a heartbeat in shared memory (it stands still while an extension holds the GIL), the step that `mark` counts,
+the record of collectives when it is asked for, and stacks by signal where ptrace is not permitted. It is one thread
+that sleeps, and starts by `enable()`, or by MLDEBUG_AGENT in the environment of a rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import importlib
+import json
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+from typing import IO, Any
+
+from mldebug.hang._page import (
+    ANSWERED,
+    ASKED,
+    BEAT,
+    ENVIRONMENT,
+    MAGIC,
+    MARKS,
+    SIGN,
+    SIGNAL,
+    SIZE,
+    START,
+    STEP,
+    folder_for,
+    is_private,
+    start_ticks,
+)
+
+_BEAT = 0.1  # seconds: two looks half a second apart see it move; 20 us of CPU each
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+_page: memoryview | None = None  # eight numbers, see _page.py
+_agent: _Agent | None = None
+
+
+def enable() -> bool:
+    """Let spy and watch see more of this process; returns whether that works here (it needs Linux).
+
+    They then get stacks without ptrace, the record of collectives of gloo and NCCL, and a heartbeat that tells a held
+    GIL. Costs one thread that sleeps. Calling it again does nothing.
+
+        mldebug.hang.enable()
+        torch.distributed.init_process_group()
+    """
+    global _agent
+    if _agent is None and _open_page():
+        _agent = _Agent(_stem())
+    return _agent is not None
+
+
+def mark(step: int) -> None:
+    """Say that the program has come to `step`: whoever watches it sees it advance. Costs less than a microsecond.
+
+    for step, batch in enumerate(batches):
+        mldebug.hang.mark(step)
+    """
+    page = _page
+    if page is None:
+        if not _open_page():
+            return
+        page = _page
+        assert page is not None
+    page[STEP] = step
+    page[MARKS] += 1
+
+
+def start_from_environment() -> None:
+    """Called at the start of each Python process that has MLDEBUG_AGENT: starts in ranks, and never fails."""
+    if any(os.environ.get(name, "").isdecimal() for name in _RANKS):
+        with contextlib.suppress(Exception):
+            enable()
+
+
+_failed = False
+
+
+def _open_page() -> bool:
+    """Make the page of this process, once."""
+    global _page, _failed
+    if _page is not None or _failed:
+        return _page is not None
+    try:
+        folder = folder_for(os.environ.get(ENVIRONMENT), os.geteuid())
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        start = start_ticks("self")
+        if start < 0 or not is_private(folder, os.geteuid()):
+            _failed = True
+            return False
+        handle = os.open(f"{_stem()}.page", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.ftruncate(handle, SIZE)
+            page = memoryview(mmap.mmap(handle, SIZE)).cast("q")
+        finally:
+            os.close(handle)
+    except OSError:
+        _failed = True
+        return False
+    page[START] = start
+    page[MAGIC] = SIGN
+    _page = page
+    atexit.register(_leave, os.getpid())
+    os.register_at_fork(after_in_child=_forget)
+    return True
+
+
+def _stem() -> str:
+    return os.path.join(folder_for(os.environ.get(ENVIRONMENT), os.geteuid()), str(os.getpid()))
+
+
+def _forget() -> None:
+    """In a forked child: the page is its parent's, and the agent's thread is not here."""
+    global _page, _agent, _failed
+    _page, _agent, _failed = None, None, True
+
+
+def _leave(pid: int) -> None:
+    if os.getpid() != pid:
+        return
+    if _agent is not None:
+        _agent.stop()
+    stem = _stem()
+    for kind in ("page", "record", "stacks", "threads"):
+        with contextlib.suppress(OSError):
+            os.unlink(f"{stem}.{kind}")
+
+
+class _Agent:
+    """The thread and the handler of the signal."""
+
+    def __init__(self, stem: str) -> None:
+        self._stem = stem
+        self._ending = False
+        self._dumps: threading.Thread | None = None
+        self._warm = False
+        self._names: set[int] = set()
+        self._stacks: IO[str] | None = None
+        self._listen()
+        self._thread = threading.Thread(target=self._run, name="mldebug-agent", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """A thread that is inside of torch while the interpreter ends would crash it."""
+        self._ending = True
+        for thread in (self._dumps, self._thread):
+            if thread is not None:
+                thread.join(10)
+
+    def _listen(self) -> None:
+        """Have faulthandler write the stacks when the signal comes: in C, with the GIL held or not."""
+        number = signal.SIGRTMAX - 7  # programs and launchers use SIGUSR1, SIGUSR2 and the first real-time signals
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            return
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+            self._stacks = os.fdopen(os.open(f"{self._stem}.stacks", flags, 0o600), "w", encoding="utf-8")
+            faulthandler.register(number, file=self._stacks, all_threads=True, chain=False)
+            assert _page is not None
+            _page[SIGNAL] = number
+
+    def _run(self) -> None:
+        page = _page
+        while page is not None and not self._ending:
+            page[BEAT] += 1
+            self._name_threads()
+            busy = self._dumps is not None and self._dumps.is_alive()
+            if not busy and page[ASKED] != page[ANSWERED]:
+                self._start(self._answer, page)
+            elif not busy and not self._warm and _records():
+                self._warm = True
+                self._start(_warm_up)
+            time.sleep(_BEAT)
+
+    def _start(self, target: object, *args: object) -> None:
+        self._dumps = threading.Thread(target=target, args=args, name="mldebug-record", daemon=True)  # type: ignore[arg-type]
+        self._dumps.start()
+
+    def _answer(self, page: memoryview) -> None:
+        asked = page[ASKED]
+        with contextlib.suppress(Exception):
+            if _records():
+                _write(f"{self._stem}.record", _dump())
+        page[ANSWERED] = asked
+
+    def _name_threads(self) -> None:
+        """faulthandler knows threads by their address only."""
+        threads = threading.enumerate()
+        if {thread.ident for thread in threads} != self._names:
+            self._names = {thread.ident for thread in threads if thread.ident is not None}
+            table = {str(thread.ident): [thread.name, thread.native_id] for thread in threads}
+            with contextlib.suppress(OSError):
+                _write(f"{self._stem}.threads", json.dumps(table).encode())
+
+
+def _records() -> bool:
+    """Whether torch records collectives in this process by now. Imports nothing: the program's import may be on."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        return bool(distributed is not None and distributed.is_initialized())
+    except Exception:
+        return False
+
+
+def _dump() -> bytes:
+    c10d: Any = importlib.import_module("torch._C._distributed_c10d")
+    if "nccl" in str(sys.modules["torch.distributed"].get_backend()) and hasattr(c10d, "_dump_nccl_trace"):
+        return bytes(c10d._dump_nccl_trace())
+    return bytes(c10d._dump_fr_trace())
+
+
+def _warm_up() -> None:
+    """The first dump costs a second of CPU, the later ones milliseconds: have it now, behind everything else."""
+    with contextlib.suppress(Exception):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        _dump()
+
+
+def _write(path: str, data: bytes) -> None:
+    """Whoever reads it sees all of it or none."""
+    handle = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(data)
+    os.replace(f"{path}.new", path)
