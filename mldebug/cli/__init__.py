@@ -24,6 +24,11 @@ COMMANDS = {
         "the loss or a weight turned to NaN or inf",
         "run a training script and stop where the first NaN or inf appears",
     ),
+    "spy": (
+        "mldebug.cli._spy",
+        "the job hangs, and nobody knows where",
+        "name the rank, the line and the reason when a job hangs",
+    ),
     "demo": (
         "mldebug.cli.demo",
         "what does this look like?",

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mldebug.hang._collect import collect
     from mldebug.hang._evidence import Evidence, merge_evidence
     from mldebug.hang._inspect import load_evidence, save_evidence, spy
     from mldebug.hang._judge import judge
@@ -24,6 +25,7 @@ __all__ = [
     "SpyReport",
     "Verdict",
     "annotate",
+    "collect",
     "judge",
     "load_evidence",
     "merge_evidence",
@@ -37,6 +39,7 @@ _HOMES = {
     "SpyReport": "_report",
     "Verdict": "_verdict",
     "annotate": "_source",
+    "collect": "_collect",
     "judge": "_judge",
     "load_evidence": "_inspect",
     "merge_evidence": "_evidence",
