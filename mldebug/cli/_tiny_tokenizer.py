@@ -12,8 +12,8 @@ PARSER = Parser
 EPILOG = """\
 examples:
   mldebug tiny-tokenizer path/to/model --vocab-size 600 -o tiny
-  mldebug tiny-tokenizer tekken.json --vocab-size 400 --drop-unused-added -o tiny
-  mldebug tiny-tokenizer path/to/model --vocab-size 600 --from-scratch corpus.txt -o tiny
+  mldebug tiny-tokenizer tekken.json --drop-unused-added -o tiny
+  mldebug tiny-tokenizer path/to/model --from-scratch corpus.txt -o tiny
 
 SOURCE is a folder, a file (tokenizer.json, vocab.json, vocab.txt, a
 SentencePiece or tiktoken file, tekken.json) or the id of a hub repository.

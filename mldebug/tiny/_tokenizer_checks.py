@@ -77,8 +77,15 @@ def _guarded(name: str, check: Callable[[], TokenizerCheck]) -> TokenizerCheck:
     try:
         with quiet():
             return check()
-    except Exception as exc:  # a tokenizer raises what it likes
+    except BaseException as exc:  # a tokenizer raises what it likes; a panic of its core is no Exception
+        _unless_stopped(exc)
         return TokenizerCheck(name, False, f"{type(exc).__name__}: {(str(exc).splitlines() or [''])[0][:200]}")
+
+
+def _unless_stopped(exc: BaseException) -> None:
+    """What stops the program goes on its way."""
+    if isinstance(exc, (KeyboardInterrupt, SystemExit)):
+        raise exc
 
 
 def sample_of(text: Path, lines: int = 20) -> list[str]:
@@ -122,7 +129,8 @@ def _tried(what: Callable[[Loaded, str], T], loaded: Loaded, text: str) -> T | s
     """What comes out, or the error in words: a tokenizer may refuse a text, and its tiny version must as well."""
     try:
         return what(loaded, text)
-    except Exception as exc:  # a tokenizer raises what it likes
+    except BaseException as exc:  # a tokenizer raises what it likes
+        _unless_stopped(exc)
         return f"{REFUSED}{type(exc).__name__}: {(str(exc).splitlines() or [''])[0][:200]}"
 
 
@@ -213,7 +221,8 @@ def _said(
     assert loaded.chat is not None
     try:
         text, ids = loaded.chat(template, talk)
-    except Exception as exc:  # a template raises what it likes, and must do so here as in the source
+    except BaseException as exc:  # a template raises what it likes, and must do so here as in the source
+        _unless_stopped(exc)
         return f"{type(exc).__name__}: {exc}"
     return text, _specials_in(loaded, ids, loaded.added.keys() - {unknown})
 

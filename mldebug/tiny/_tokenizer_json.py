@@ -257,6 +257,26 @@ def _meant_by(special: Mapping[str, Any], names: Mapping[int, str]) -> list[Any]
     return [_meant(token, id, names) for token, id in zip(padded, ids, strict=False)]
 
 
+def repaired(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[int]] | None:
+    """The document with ids that exist in its post-processor, and those that did not; None if nothing was wrong.
+
+    A tokenizer that was trained anew may keep the ids of its past in there; the names beside them say what they were.
+    """
+    names, ids = names_of(document), document_ids(document)
+    stale: list[int] = []
+    for step in steps(document, "post_processor"):
+        pairs = [step[part] for part in ("sep", "cls") if isinstance(step.get(part), list) and len(step[part]) == 2]
+        for special in _template_tokens(step):
+            pairs += zip(special.get("tokens") or [], special.get("ids") or [], strict=False)
+        stale += [id for token, id in pairs if id not in names and token in ids]
+    if not stale:
+        return None
+    new = {**document, "post_processor": copy.deepcopy(document["post_processor"])}
+    for step in steps(new, "post_processor"):
+        _renumber(step, names, ids)
+    return new, stale
+
+
 def _id_holders(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield from steps(document, "post_processor")
     if isinstance(document.get("padding"), dict):

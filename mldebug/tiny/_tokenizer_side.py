@@ -74,8 +74,9 @@ def listed_specials(directory: Path) -> list[str]:
     for name in (SPECIALS, CONFIG):
         document = read_object(directory / name)
         for key in LISTS:
-            value = document.get(key) or []
-            found += [content(token) for token in (value.values() if isinstance(value, dict) else value)]
+            value = document.get(key)
+            value = list(value.values()) if isinstance(value, dict) else value
+            found += [content(token) for token in (value if isinstance(value, list) else [])]
         table = document.get("added_tokens_decoder")
         if isinstance(table, dict):
             found += [content(token) for token in table.values()]

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.tiny._tokenizer_forms import FixedForm, Form, JsonForm, WordsForm
+from mldebug.tiny._tokenizer_json import repaired
 from mldebug.tiny._tokenizer_load import Loaded, load_tokenizers, load_transformers
 from mldebug.tiny._tokenizer_native import load_spm, load_tekken, load_tiktoken, load_words
 from mldebug.tiny._tokenizer_ranks import TekkenForm, TiktokenForm, is_tiktoken
-from mldebug.tiny._tokenizer_side import CONFIG, read_json
+from mldebug.tiny._tokenizer_side import CONFIG, read_json, write_json
 from mldebug.tiny._tokenizer_spm import SpmForm, is_spm
 
 # What is fetched of a repository: the files of a tokenizer, and the configs that name its ids.
@@ -26,9 +27,14 @@ PATTERNS = (
     "vocab*",
     "merges.txt",
     "*.model",
+    "*.model.v*",
+    "*.spm",
     "*.tiktoken",
-    "tekken.json",
+    "tekken*.json",
     "chat_template*",
+    "additional_chat_templates/*",
+    "normalizer.json",
+    "emoji.json",
     "config.json",
     "generation_config.json",
     "processor_config.json",
@@ -66,7 +72,28 @@ def open_source(
                 f"{source} has no tokenizer: there is {held}",
                 "a tokenizer is a tokenizer.json, tokenizer.model, vocab.json, vocab.txt, *.tiktoken or tekken.json",
             )
-        yield _opened(str(source), directory, forms, trust_remote_code)
+        notes = _repair(directory, forms, stack)
+        opened = _opened(str(source), forms[0].path.parent, forms, trust_remote_code)
+        opened.notes += notes
+        if not opened.loaded.size or not forms[0].ids():
+            raise MldebugError(f"{source} has a vocabulary without a token", "is it really the tokenizer's file?")
+        yield opened
+
+
+def _repair(directory: Path, forms: list[Form], stack: contextlib.ExitStack) -> list[str]:
+    """A post-processor with ids that are not there gets those of its tokens, in a copy of the folder; what is said."""
+    form = forms[0]
+    mended = repaired(form.document) if isinstance(form, JsonForm) else None
+    if mended is None:
+        return []
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mldebug-")))
+    for path in directory.iterdir():
+        if path.name != form.path.name:
+            (folder / path.name).symlink_to(path.absolute())
+    document, stale = mended
+    write_json(folder / form.path.name, document)
+    forms[:] = forms_in(folder)
+    return [f"the source's post-processor inserts ids that it has no token for ({stale[0]}): mended by their names"]
 
 
 def forms_in(directory: Path) -> list[Form]:

@@ -256,6 +256,20 @@ def test_ids_count_and_not_the_names_beside_them(tmp_path: Path) -> None:
         assert new["post_processor"]["processors"][1]["special_tokens"]["[FIRST]"]["ids"] == [ids["<|begin|>"]]
 
 
+def test_ids_of_the_past_in_the_post_processor(tmp_path: Path) -> None:
+    """Training anew leaves them there: they are mended by the names beside them, and the source is not touched."""
+    source = byte_bpe(tmp_path / "source")
+    content = document(source)
+    template = content["post_processor"]["processors"][1]
+    template["special_tokens"]["<|begin|>"]["ids"] = [128000]
+    (source / "tokenizer.json").write_text(json.dumps(content))
+    report = tiny_tokenizer(source, 300, tmp_path / "tiny")
+    assert report.ok, report.text()
+    assert "128000" in report.notes[0]
+    assert load(report.path)("a word")["input_ids"][0] == load(report.path).bos_token_id
+    assert document(source) == content
+
+
 def test_bytes_are_no_way_round_where_the_model_does_not_fall_back(tmp_path: Path) -> None:
     source = byte_fallback_bpe(tmp_path / "source")
     content = document(source)

@@ -311,6 +311,31 @@ def test_sources_that_are_no_tokenizer(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_vocabulary_without_a_token(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+    with pytest.raises(MldebugError, match="without a token"):
+        tiny_tokenizer(tmp_path, None, tmp_path / "out")
+
+
+def test_lists_of_special_tokens_that_are_none(tmp_path: Path) -> None:
+    source = kit.wordpiece(tmp_path / "source")
+    for value in (7, "x", [None, 3], {"a": None}):
+        (source / "tokenizer_config.json").write_text(json.dumps({"extra_special_tokens": value}))
+        try:
+            tiny_tokenizer(source, None, tmp_path / f"out-{value}")
+        except MldebugError:
+            continue
+
+
+def test_a_panic_of_the_library_is_a_check_that_failed(tmp_path: Path) -> None:
+    source = kit.byte_bpe(tmp_path / "source")
+    document = json.loads((source / "tokenizer.json").read_text())
+    document["post_processor"]["processors"][1]["pair"][0]["SpecialToken"]["id"] = "not there"
+    (source / "tokenizer.json").write_text(json.dumps(document))
+    report = tiny_tokenizer(source, None, tmp_path / "out")
+    assert report.path.is_dir()
+
+
 def test_what_is_there_is_never_overwritten(tmp_path: Path) -> None:
     source = kit.byte_bpe(tmp_path / "source")
     with pytest.raises(UsageError, match="is there already"):
