@@ -1,0 +1,81 @@
+"""`mldebug watch`: run a job, and say which rank holds it up when it hangs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from mldebug.cli._parser import ScriptParser, add_common, file_to_write
+from mldebug.core.errors import UsageError
+from mldebug.core.report import emit, write
+
+if TYPE_CHECKING:
+    from mldebug.hang import SpyReport
+
+EPILOG = """\
+examples:
+  mldebug watch -- torchrun --nproc-per-node 8 train.py
+  mldebug watch --timeout 120 --on-hang spy,kill -- accelerate launch train.py
+  mldebug watch --json --on-hang spy,kill -- python train.py > verdict.json
+
+Looks at the ranks from time to time, without stopping them. A job that is slow
+is left alone. The exit status is the job's own, and 1 if it hung. The report
+goes to stderr; under --json it goes to stdout, and the job's output to stderr."""
+
+
+class PARSER(ScriptParser):
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        self.usage = f"{self.prog} [options] -- torchrun ... train.py [its arguments]"
+
+
+def add_arguments(parser: ScriptParser) -> None:
+    parser.add_argument("--timeout", type=_seconds, default=300.0, metavar="S", help=_TIMEOUT)
+    parser.add_argument("--on-hang", type=_actions, default=("spy",), metavar="LIST", help=_ON_HANG)
+    add_common(parser, output="write the evidence to FILE, for `mldebug spy --from`")
+
+
+_TIMEOUT = "it hangs when nothing has moved for S seconds (default: 300)"
+_ON_HANG = "spy: say why; spy,kill: and end the job with all that it started (default: spy)"
+
+
+def run(args: argparse.Namespace) -> int:
+    output = file_to_write("--output", args.output)
+    command = args.script[1:] if args.script[:1] == ["--"] else args.script
+    if not command:
+        raise UsageError("no command to watch", "mldebug watch -- torchrun --nproc-per-node 4 train.py")
+    from mldebug.hang import save_evidence
+    from mldebug.hang._watch import watch
+
+    def alarm(report: SpyReport) -> None:
+        if not args.json:
+            emit(report, quiet=args.quiet, no_color=args.no_color, stream=sys.stderr)
+
+    stdout = 2 if args.json else None
+    report = watch(command, timeout=args.timeout, on_hang=args.on_hang, on_alarm=alarm, stdout=stdout)
+    if output is not None:
+        save_evidence(report.spy.evidence, output)
+    if args.json:
+        emit(report, json=True)
+    elif report.killed:
+        write(f"\nmldebug: {report.ending}\n", sys.stderr)
+    return 1 if report.verdict.hung else report.status
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def _actions(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
+    for word in words:
+        if word not in ("spy", "kill"):
+            raise argparse.ArgumentTypeError(f"{word!r} is not one of spy and kill")
+    return words

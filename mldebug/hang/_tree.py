@@ -1,0 +1,99 @@
+"""Ends a job with everything that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+from mldebug.hang._find import Process, children_of, descendants, processes
+from mldebug.hang._page import ENVIRONMENT
+
+_SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of prctl
+
+
+@contextlib.contextmanager
+def adopting() -> Iterator[None]:
+    """While entered, processes below this one that lose their parent become its children, and so are found again."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None, use_errno=True)
+        before = ctypes.c_int(0)
+        libc.prctl(_GET_SUBREAPER, ctypes.byref(before))
+        libc.prctl(_SET_SUBREAPER, 1)
+        try:
+            yield
+        finally:
+            libc.prctl(_SET_SUBREAPER, before.value)
+        return
+    yield
+
+
+def members(top: int, folder: str) -> dict[int, Process]:
+    """The processes of a job: those below its first one, and those that inherited its MLDEBUG_AGENT."""
+    everything = processes()
+    below = children_of(everything)
+    found = {pid for pid in (top, *descendants(top, below)) if pid in everything}
+    for one in everything.values():
+        if one.env.get(ENVIRONMENT) == folder and one.uid == os.geteuid():
+            found.update(pid for pid in (one.pid, *descendants(one.pid, below)))
+    found.discard(os.getpid())
+    return {pid: everything[pid] for pid in found}
+
+
+def end_job(top: int, folder: str, grace: float = 3.0) -> list[int]:
+    """End all processes of a job: asked first, killed after `grace` seconds; returns the numbers of those that stay."""
+    first = members(top, folder)
+    known = {pid: one.start for pid, one in first.items()}
+    # The launcher last: it would start to clean up by itself, which takes it half a minute.
+    for pid in sorted(first, reverse=True):
+        if pid != top:
+            _send(pid, signal.SIGTERM)
+            _send(pid, signal.SIGCONT)  # one that is stopped cannot end
+    deadline = time.monotonic() + grace
+    while time.monotonic() < deadline and _alive(known, besides=top):
+        _reap(known)
+        time.sleep(0.05)
+    for _ in range(50):
+        for pid, one in members(top, folder).items():
+            known.setdefault(pid, one.start)
+            _send(pid, signal.SIGKILL)
+        for pid in _alive(known):
+            _send(pid, signal.SIGKILL)
+        _reap(known)
+        if not _alive(known):
+            break
+        time.sleep(0.05)
+    return _alive(known)
+
+
+def _alive(known: dict[int, float], besides: int = 0) -> list[int]:
+    """Those of these processes that are there still; a number that is used again has another start."""
+    everything = processes()
+    return [
+        pid
+        for pid, start in known.items()
+        if pid != besides
+        and pid in everything
+        and abs(everything[pid].start - start) < 1
+        and not _ended(everything[pid])
+    ]
+
+
+def _ended(one: Process) -> bool:
+    """A zombie whose parent is not ours is its parent's to bury."""
+    return one.state in "ZX"
+
+
+def _reap(known: dict[int, float]) -> None:
+    """Bury those that have ended and became our children."""
+    for pid in known:
+        with contextlib.suppress(OSError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
