@@ -142,10 +142,10 @@ def _from_source(
         id_map = shrunk_tokenizer(found, tokenizer, options["vocab"], folder, trust_remote_code)
         if id_map is not None:
             options = {**options, "vocab": None}
-        config = found.config
+        config, generation = found.config, generation_config(found.directory)
         if tokenizer is not None and id_map is not None:
             config = with_ids_of(config, folder, id_map)
-        generation = generation_config(found.directory)
+            generation = generation and with_ids_of(generation, folder, id_map)
     with clock.measure("import"):
         class_of(config, options["model_class"], trust_remote_code)  # the one module of models that is needed
     with clock.measure("build"):

@@ -30,12 +30,16 @@ def shrunk_tokenizer(
 
 def with_ids_of(config: Mapping[str, Any], folder: Path, id_map: Mapping[int, int]) -> dict[str, Any]:
     """`config` with the begin, end and padding ids of the tokenizer in `folder`, as they were before `id_map`: for a
-    tokenizer that is not the source's own, whose ids mean other tokens."""
+    tokenizer that is not the source's own, whose ids mean other tokens. A list that has such an id stays as it is."""
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     before = {new: old for old, new in id_map.items()}
     ids = {name: before.get(getattr(tokenizer, name)) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+    def follows(key: str, value: Any) -> bool:
+        new = ids.get(key)
+        return value is not None and new is not None and not (isinstance(value, list) and new in value)
 
     def changed(level: Mapping[str, Any], top: bool) -> dict[str, Any]:
         reads = top or "vocab_size" in level
@@ -43,7 +47,7 @@ def with_ids_of(config: Mapping[str, Any], folder: Path, id_map: Mapping[int, in
             key: changed(value, False)
             if isinstance(value, Mapping)
             else ids[key]
-            if reads and value is not None and ids.get(key) is not None
+            if reads and follows(key, value)
             else value
             for key, value in level.items()
         }
@@ -141,6 +145,8 @@ def set_generation(model: Any, generation: Mapping[str, Any], id_map: Mapping[in
             continue
         elif is_id(key) or key.endswith(("_to_id", "suppress_tokens")):
             value = _mapped(value, id_map, vocab)
+            if value == []:  # ids that all went: none, as where there is no such key
+                continue
         elif key in ("max_length", "max_new_tokens") and isinstance(value, int) and longest:
             value = min(value, longest)
         settings[key] = value
