@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -61,23 +62,42 @@ def open_source(
 ) -> Iterator[Opened]:
     """The tokenizer of `source`, loaded. A file is looked at in a temporary folder that holds nothing else."""
     with contextlib.ExitStack() as stack:
-        directory = _directory(source, offline, stack)
-        forms = forms_in(directory)
-        if not forms and (directory / CONFIG).is_file():
-            yield _fixed(str(source), directory, trust_remote_code)
-            return
-        if not forms:
-            held = ", ".join(sorted(path.name for path in directory.iterdir())[:6]) or "nothing"
-            raise MldebugError(
-                f"{source} has no tokenizer: there is {held}",
-                "a tokenizer is a tokenizer.json, tokenizer.model, vocab.json, vocab.txt, *.tiktoken or tekken.json",
-            )
-        notes = _repair(directory, forms, stack)
-        opened = _opened(str(source), forms[0].path.parent, forms, trust_remote_code)
-        opened.notes += notes
-        if not opened.loaded.size or not forms[0].ids():
-            raise MldebugError(f"{source} has a vocabulary without a token", "is it really the tokenizer's file?")
+        try:
+            opened = _open(source, trust_remote_code, offline, stack)
+        except MldebugError as exc:
+            raise type(exc)(_in_words_of(source, exc.message), exc.hint) from exc
         yield opened
+
+
+def _open(
+    source: str | os.PathLike[str], trust_remote_code: bool, offline: bool | None, stack: contextlib.ExitStack
+) -> Opened:
+    directory = _directory(source, offline, stack)
+    forms = forms_in(directory)
+    if not forms and (directory / CONFIG).is_file():
+        return _fixed(str(source), directory, trust_remote_code)
+    if not forms:
+        held = ", ".join(sorted(path.name for path in directory.iterdir())[:6]) or "nothing"
+        raise MldebugError(
+            f"{source} has no tokenizer: there is {held}",
+            "a tokenizer is a tokenizer.json, tokenizer.model, vocab.json, vocab.txt, *.tiktoken or tekken.json",
+        )
+    notes = _repair(directory, forms, stack)
+    opened = _opened(str(source), forms[0].path.parent, forms, trust_remote_code)
+    opened.notes += notes
+    if not opened.loaded.size or not forms[0].ids():
+        raise MldebugError(f"{source} has a vocabulary without a token", "is it really the tokenizer's file?")
+    return opened
+
+
+def _in_words_of(source: str | os.PathLike[str], message: str) -> str:
+    """The message with the file that was given, and not its copy in a temporary folder."""
+    copied = rf"{re.escape(os.path.join(tempfile.gettempdir(), _TEMPORARY))}\w+"
+    whole = rf"{copied}(/[\w.-]+)?" if Path(source).is_file() else copied
+    return re.sub(whole, lambda _found: os.fspath(source), message)
+
+
+_TEMPORARY = "mldebug-"
 
 
 def _repair(directory: Path, forms: list[Form], stack: contextlib.ExitStack) -> list[str]:
@@ -86,7 +106,7 @@ def _repair(directory: Path, forms: list[Form], stack: contextlib.ExitStack) -> 
     mended = repaired(form.document) if isinstance(form, JsonForm) else None
     if mended is None:
         return []
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mldebug-")))
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_TEMPORARY)))
     for path in directory.iterdir():
         if path.name != form.path.name:
             (folder / path.name).symlink_to(path.absolute())
@@ -168,10 +188,13 @@ def _directory(source: str | os.PathLike[str], offline: bool | None, stack: cont
     if path.is_dir():
         return path
     if path.is_file():
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mldebug-")))
-        shutil.copyfile(path, folder / _usual_name(path))
-        if path.name == "vocab.json" and path.with_name("merges.txt").is_file():
-            shutil.copyfile(path.with_name("merges.txt"), folder / "merges.txt")
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_TEMPORARY)))
+        try:
+            shutil.copyfile(path, folder / _usual_name(path))
+            if path.name == "vocab.json" and path.with_name("merges.txt").is_file():
+                shutil.copyfile(path.with_name("merges.txt"), folder / "merges.txt")
+        except OSError as exc:
+            raise MldebugError(f"cannot read {path}: {(exc.strerror or str(exc)).lower()}", "check the path") from exc
         return folder
     local = (
         text.startswith((".", "/", "~"))

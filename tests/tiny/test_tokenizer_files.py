@@ -311,6 +311,14 @@ def test_sources_that_are_no_tokenizer(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("name", ["words.tiktoken", "spiece.model", "vocab.txt"])
+def test_the_file_that_is_wrong_is_named_as_it_was_given(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("" if name == "vocab.txt" else "\n!!! x\n")
+    with pytest.raises(MldebugError, match=str(path)):
+        tiny_tokenizer(path, None, tmp_path / "out")
+
+
 def test_a_vocabulary_without_a_token(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
     with pytest.raises(MldebugError, match="without a token"):
