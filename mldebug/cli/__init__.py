@@ -29,6 +29,11 @@ COMMANDS = {
         "the job hangs, and nobody knows where",
         "name the rank, the line and the reason when a job hangs",
     ),
+    "watch": (
+        "mldebug.cli._watch",
+        "it hangs now and then, at night",
+        "run a job, and say which rank holds it up as soon as it hangs",
+    ),
     "demo": (
         "mldebug.cli.demo",
         "what does this look like?",

@@ -1,0 +1,150 @@
+"""watch: names what hangs, ends all of it, and leaves a healthy job alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mldebug.core.errors import UsageError
+from mldebug.core.stacks import process_state
+from mldebug.hang._find import processes
+from mldebug.hang._watch import watch
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def as_rank(program: str) -> list[str]:
+    """The command of a launcher that starts `program` as rank 0 of 1 and waits for it."""
+    launcher = (
+        "import os, subprocess, sys\n"
+        "env = dict(os.environ, RANK='0', LOCAL_RANK='0', WORLD_SIZE='1')\n"
+        f"sys.exit(subprocess.call([sys.executable, '-c', {program!r}], env=env))"
+    )
+    return [sys.executable, "-c", launcher]
+
+
+def torchrun(ranks: int, program: Path, *args: str) -> list[str]:
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", str(ranks)]
+    return [sys.executable, "-m", "torch.distributed.run", *where, str(program), *args]
+
+
+def left_behind(word: str) -> list[int]:
+    return [one.pid for one in processes().values() if word in one.line and one.pid != os.getpid()]
+
+
+def test_a_stopped_rank_is_named_and_all_of_it_ended() -> None:
+    word = f"very-odd-word-{os.getpid()}"
+    program = f"""
+import os, signal, subprocess, sys
+sleeper = "import time; time.sleep(600)  # {word}"
+subprocess.Popen([sys.executable, "-c", sleeper])
+subprocess.Popen([sys.executable, "-c", f"import os; os.fork() and os._exit(0); os.setsid(); {{sleeper}}"])
+subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + sleeper])
+os.kill(os.getpid(), signal.SIGSTOP)  # {word}
+"""
+    alarms = []
+    report = watch(as_rank(program), timeout=1, on_hang=("spy", "kill"), on_alarm=alarms.append)
+    assert (report.verdict.hung, report.verdict.kind, report.verdict.culprits) == (True, "process-stopped", (0,))
+    assert alarms == [report.spy]
+    assert report.killed
+    assert report.left == ()
+    assert left_behind(word) == []
+    assert "was ended" in report.text()
+    document = json.loads(report.json())
+    assert (document["ok"], document["verdict"]["kind"], document["watch"]["killed"]) == (
+        False,
+        "process-stopped",
+        True,
+    )
+    assert not report.ok
+
+
+def test_without_kill_the_job_goes_on() -> None:
+    program = """
+import os, signal, subprocess, sys
+subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(6); os.kill({os.getpid()}, {signal.SIGCONT:d})"])
+os.kill(os.getpid(), signal.SIGSTOP)
+sys.exit(7)
+"""
+    alarms = []
+    report = watch(as_rank(program), timeout=1, on_alarm=alarms.append)
+    assert len(alarms) == 1
+    assert (report.status, report.killed, report.verdict.kind) == (7, False, "process-stopped")
+
+
+def test_the_status_of_a_job_that_ends() -> None:
+    report = watch(as_rank("import sys; sys.exit(3)"), timeout=60)
+    assert (report.status, report.verdict.hung, report.ok) == (3, False, False)
+    assert watch([sys.executable, "-c", "pass"], timeout=60).ok
+
+
+def test_mistakes() -> None:
+    with pytest.raises(UsageError, match="cannot run no-such-command"):
+        watch(["no-such-command"])
+    with pytest.raises(UsageError, match="no command"):
+        watch([])
+    with pytest.raises(UsageError, match="on_hang has no 'mail'"):
+        watch(["true"], on_hang=("mail",))
+
+
+def test_the_command_under_json(run_python: Run) -> None:
+    command = as_rank("print('from the job'); import sys; sys.exit(4)")
+    done = run_python("-m", "mldebug", "watch", "--json", "--", *command)
+    assert done.returncode == 4
+    assert json.loads(done.stdout)["verdict"]["hung"] is False
+    assert "from the job" in done.stderr
+    done = run_python("-m", "mldebug", "watch", "--", *command)
+    assert (done.returncode, done.stdout) == (4, "from the job\n")
+
+
+def test_the_command_says_what_is_wrong(run_python: Run) -> None:
+    done = run_python("-m", "mldebug", "watch", "--on-hang", "mail", "--", "true")
+    assert done.returncode == 2
+    assert "'mail' is not one of spy and kill" in done.stderr
+    assert run_python("-m", "mldebug", "watch").returncode == 2
+
+
+def test_sigterm_goes_to_the_job(tmp_path: Path) -> None:
+    program = f"""
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+open({str(tmp_path / "ready")!r}, "w").close()
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-m", "mldebug", "watch", "--", sys.executable, "-c", program])
+    deadline = time.monotonic() + 30
+    while not tmp_path.joinpath("ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 9
+    assert process_state(process.pid) == ""
+
+
+def test_a_hung_gloo_job(run_python: Run) -> None:
+    command = torchrun(3, PROGRAMS / "guarded_gather.py")
+    options = ["--timeout", "4", "--on-hang", "spy,kill", "--json"]
+    done = run_python("-m", "mldebug", "watch", *options, "--", *command, timeout=100)
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert document["verdict"]["hung"]
+    assert document["verdict"]["kind"] == "rank-guarded-collective"
+    assert document["watch"]["left"] == []
+    assert left_behind("guarded_gather.py") == []
+
+
+def test_no_alarm_while_rank_0_writes_a_checkpoint() -> None:
+    report = watch(torchrun(2, PROGRAMS / "healthy_steps.py", "40", "20"), timeout=3, on_hang=("spy", "kill"))
+    assert not report.verdict.hung, report.text()
+    assert report.ok
+    assert report.looks > 2
