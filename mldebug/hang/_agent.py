@@ -172,11 +172,12 @@ class _Agent:
         page = _page
         while page is not None and not self._ending:
             page[BEAT] += 1
-            self._name_threads()
+            if page[BEAT] % 10 == 1:
+                self._name_threads()
             busy = self._dumps is not None and self._dumps.is_alive()
             if not busy and page[ASKED] != page[ANSWERED]:
                 self._start(self._answer, page)
-            elif not busy and not self._warm and _records():
+            elif not busy and not self._warm and page[BEAT] % 10 == 0 and _records():
                 self._warm = True
                 self._start(_warm_up)
             time.sleep(_BEAT)

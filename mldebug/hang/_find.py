@@ -8,6 +8,7 @@ import pwd
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from mldebug.core.errors import MldebugError, UsageError
 
@@ -64,17 +65,17 @@ def find_ranks(
     `pids` are ranks or processes above them; `name` is part of a command line; `user` is whose processes are looked at
     (default: the own ones). Of several jobs the one with most ranks is taken, of equal ones the newest.
     """
-    everything = processes()
-    uid = _uid(user)
+    everything = processes(pids)
+    uid, own = _uid(user), _own()
     for pid in pids:
         if pid not in everything:
             raise MldebugError(f"there is no process {pid}", "`ps -ef` shows what runs")
-    mine = {pid: one for pid, one in everything.items() if pid in pids or (one.uid == uid and pid not in _own())}
+    mine = {pid: one for pid, one in everything.items() if pid in pids or (one.uid == uid and pid not in own)}
     below = children_of(everything)
     if pids:
         allowed = {pid for top in pids for pid in (top, *descendants(top, below))}
-        mine = {pid: one for pid, one in everything.items() if pid in allowed and pid not in _own()}
-    ranks = _numbered(mine, everything, below)
+        mine = {pid: one for pid, one in everything.items() if pid in allowed and pid not in own}
+    ranks = _numbered(mine, below)
     if name is not None:
         named = {pid for pid, one in mine.items() if name in one.line}
         ranks = [one for one in ranks if one.process.pid in named or named & set(_above(one.process, everything))]
@@ -88,7 +89,8 @@ def find_ranks(
     notes = []
     chosen = max(jobs, key=lambda job: (len(jobs[job]), max(one.process.start for one in jobs[job])))
     for job, others in jobs.items():
-        if job != chosen:
+        alone = job.startswith("pid ") and len(others) == 1  # such as a notebook, of no interest beside a job
+        if job != chosen and not (alone and len(jobs[chosen]) > 1):
             pid = others[0].process.pid
             notes.append(f"another job is here too ({len(others)} ranks, one is pid {pid}): `--pid {pid}` looks at it")
     found = jobs[chosen]
@@ -100,15 +102,19 @@ def find_ranks(
     return found, notes
 
 
-def processes() -> dict[int, Process]:
-    """All processes of this node."""
+def processes(below: Collection[int] = ()) -> dict[int, Process]:
+    """All processes of this node, or these and those below them."""
     if not os.path.isdir("/proc/self"):
         raise MldebugError("there is no /proc here, and ranks are found in it", "look at the job on a Linux machine")
-    found: dict[int, Process] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal() and (one := look_up(int(entry))) is not None:
-            found[one.pid] = one
-    return found
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
+    if below:  # all of the rest is not read: whoever watches a job does this again and again
+        children: dict[int, list[int]] = {}
+        for pid in pids:
+            with contextlib.suppress(OSError, IndexError):
+                parent = int(_read(f"/proc/{pid}/stat").rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(pid)
+        pids = sorted({pid for top in below for pid in (top, *descendants(top, children))})
+    return {pid: one for pid in pids if (one := look_up(pid)) is not None}
 
 
 def look_up(pid: int) -> Process | None:
@@ -125,6 +131,7 @@ def look_up(pid: int) -> Process | None:
     return Process(pid, int(fields[1]), fields[0], start, uid, words, _environment(pid))
 
 
+@lru_cache(maxsize=1)
 def boot_time() -> float:
     match = re.search(r"^btime (\d+)", _read("/proc/stat"), re.M)
     return float(match.group(1)) if match else 0.0
@@ -155,7 +162,7 @@ def runs_python(one: Process) -> bool:
     return bool(one.command) and "python" in os.path.basename(one.command[0])
 
 
-def _numbered(mine: dict[int, Process], everything: dict[int, Process], below: dict[int, list[int]]) -> list[Found]:
+def _numbered(mine: dict[int, Process], below: dict[int, list[int]]) -> list[Found]:
     """The processes that have a number from a launcher: the topmost that runs Python, of each with the same numbers."""
     identities = {pid: who for pid, one in mine.items() if (who := _identity(one.env)) is not None}
     tops = [
@@ -175,7 +182,7 @@ def _numbered(mine: dict[int, Process], everything: dict[int, Process], below: d
         found.append(Found(mine[pid], rank, local, size, _job(mine[pid].env, level)))
     # A process that was orphaned keeps the numbers of a rank that is here already: it is no second one.
     seen: dict[tuple[str, int | None], Found] = {}
-    for one in sorted(found, key=lambda one: (everything[one.process.pid].parent == 1, one.process.start)):
+    for one in sorted(found, key=lambda one: (one.process.parent == 1, one.process.start)):
         seen.setdefault((one.job, one.rank), one)
     return list(seen.values())
 

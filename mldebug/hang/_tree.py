@@ -54,7 +54,7 @@ def end_job(top: int, folder: str, grace: float = 3.0) -> list[int]:
             _send(pid, signal.SIGCONT)  # one that is stopped cannot end
     deadline = time.monotonic() + grace
     while time.monotonic() < deadline and _alive(known, besides=top):
-        _reap(known)
+        _reap(known, besides=top)
         time.sleep(0.05)
     for _ in range(50):
         for pid, one in members(top, folder).items():
@@ -62,7 +62,7 @@ def end_job(top: int, folder: str, grace: float = 3.0) -> list[int]:
             _send(pid, signal.SIGKILL)
         for pid in _alive(known):
             _send(pid, signal.SIGKILL)
-        _reap(known)
+        _reap(known, besides=top)
         if not _alive(known):
             break
         time.sleep(0.05)
@@ -87,11 +87,12 @@ def _ended(one: Process) -> bool:
     return one.state in "ZX"
 
 
-def _reap(known: dict[int, float]) -> None:
-    """Bury those that have ended and became our children."""
+def _reap(known: dict[int, float], besides: int) -> None:
+    """Bury those that have ended and became our children, but for the one whose status somebody waits for."""
     for pid in known:
-        with contextlib.suppress(OSError):
-            os.waitpid(pid, os.WNOHANG)
+        if pid != besides:
+            with contextlib.suppress(OSError):
+                os.waitpid(pid, os.WNOHANG)
 
 
 def _send(pid: int, number: int) -> None:

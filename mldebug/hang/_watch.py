@@ -164,7 +164,7 @@ class _Watch:
 
     def _until_it_ends(self, job: subprocess.Popen[bytes]) -> bool:
         """Wait for the end of the job, looking at it; returns whether it has to be ended."""
-        pause = max(1.0, self._timeout / 3.2)  # four looks span the time
+        pause = max(1.0, self._timeout / 2.2)  # three looks span the time
         next_look = time.monotonic() + pause
         while job.poll() is None:
             if time.monotonic() < next_look:

@@ -173,3 +173,46 @@ def test_mistakes() -> None:
         collect(pids=[999999999])
     with pytest.raises(UsageError, match="no user"):
         collect(user="nobody-has-this-name")
+
+
+def test_a_launcher_under_srun_is_no_rank(launch: Launch) -> None:
+    outer = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_ID": "77"}
+    launcher = launch(WAIT, WAIT, env=outer)
+    ranks = collect(pids=[launcher], samples=1)["ranks"]
+    assert [(rank["rank"], rank["world_size"]) for rank in ranks] == [(0, 2), (1, 2)]
+    assert launcher not in [rank["pid"] for rank in ranks]
+
+
+def test_a_shell_around_a_rank_is_passed_by() -> None:
+    env = {**os.environ, "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "77"}
+    shell = subprocess.Popen(
+        ["sh", "-c", f'"{sys.executable}" -c "{WAIT}"; true'],
+        env=env,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert shell.stdout is not None
+    try:
+        assert shell.stdout.readline()
+        (rank,) = collect(pids=[shell.pid], samples=1)["ranks"]
+        assert (rank["rank"], rank["local_rank"], rank["world_size"], rank["job"]) == (3, 1, 4, "77")
+        assert rank["pid"] != shell.pid
+        assert rank["status"] == "ok"
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+        shell.stdout.close()
+
+
+def test_a_process_that_was_started_by_hand_is_rank_0_of_1() -> None:
+    env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE")}
+    alone = subprocess.Popen([sys.executable, "-c", WAIT], env=env, stdout=subprocess.PIPE)
+    assert alone.stdout is not None
+    try:
+        assert alone.stdout.readline()
+        (rank,) = collect(pids=[alone.pid], samples=1)["ranks"]
+        assert (rank["rank"], rank["world_size"], rank["pid"]) == (0, 1, alone.pid)
+    finally:
+        alone.kill()
+        alone.wait()
+        alone.stdout.close()
