@@ -182,7 +182,7 @@ class _Watch:
     def _hangs(self, pid: int) -> bool:
         """One look; judged together with those before it, as far as the timeout reaches back."""
         evidence = self._look(pid, 1)
-        if evidence is None or not evidence["ranks"]:
+        if evidence is None or not any(rank["status"] == "ok" for rank in evidence["ranks"]):  # not seen: no reason
             self._looks.clear()
             return False
         self._looks.append(evidence)

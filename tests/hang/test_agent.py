@@ -141,7 +141,7 @@ threading.Thread(target=threading.Event().wait, name="helper", daemon=True).star
 inner()
 """
     pid = start(program)
-    time.sleep(0.3)
+    time.sleep(1.5)  # the agent looks at the names of threads once a second
     monkeypatch.setattr(collect_module, "dump", lambda *_args, **_options: Stacks("no-permission", "not permitted"))
     (rank,) = look(pid)["ranks"]
     assert rank["status"] == "ok"

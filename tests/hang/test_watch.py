@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.errors import UsageError
-from mldebug.core.stacks import process_state
+from mldebug.core.stacks import Stacks, process_state
+from mldebug.hang import _collect as collect_module
 from mldebug.hang._find import processes
 from mldebug.hang._watch import watch
 
@@ -148,3 +149,10 @@ def test_no_alarm_while_rank_0_writes_a_checkpoint() -> None:
     assert not report.verdict.hung, report.text()
     assert report.ok
     assert report.looks > 2
+
+
+def test_no_alarm_where_nothing_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect_module, "dump", lambda *_args, **_options: Stacks("no-permission", "run as root"))
+    report = watch(as_rank("import time; time.sleep(4)"), timeout=1, on_hang=("spy", "kill"))
+    assert (report.verdict.hung, report.status) == (False, 0)
+    assert report.looks > 1
