@@ -8,12 +8,13 @@ Importing this package loads nothing else: each public name is fetched from its 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mldebug.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from mldebug.core.errors import MldebugError
-    from mldebug.hang import SpyReport, Verdict, collect, judge, spy
+    from mldebug.hang import SpyReport, Verdict, WatchReport, collect, judge, spy, watch
     from mldebug.numerics import (
         DebugUnderflowOverflow,
         Event,
@@ -51,6 +52,7 @@ __all__ = [
     "TinyTokenizerReport",
     "UnpackReport",
     "Verdict",
+    "WatchReport",
     "__version__",
     "check",
     "collect",
@@ -63,6 +65,7 @@ __all__ = [
     "tiny_model",
     "tiny_tokenizer",
     "unpack",
+    "watch",
 ]
 
 # Public name -> the module that defines it. Type checkers read the imports above instead.
@@ -79,6 +82,7 @@ _HOMES = {
     "TinyTokenizerReport": "mldebug.tiny",
     "UnpackReport": "mldebug.tiny",
     "Verdict": "mldebug.hang",
+    "WatchReport": "mldebug.hang",
     "check": "mldebug.numerics",
     "collect": "mldebug.hang",
     "diagnose": "mldebug.numerics",
@@ -90,16 +94,7 @@ _HOMES = {
     "tiny_model": "mldebug.tiny",
     "tiny_tokenizer": "mldebug.tiny",
     "unpack": "mldebug.tiny",
+    "watch": "mldebug.hang",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value  # the next look-up no longer comes here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

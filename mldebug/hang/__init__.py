@@ -8,10 +8,12 @@ Importing this package loads nothing else: each public name is fetched from its 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mldebug.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from mldebug.hang._agent import enable, mark
     from mldebug.hang._collect import collect
     from mldebug.hang._evidence import Evidence, merge_evidence
     from mldebug.hang._inspect import load_evidence, save_evidence, spy
@@ -19,42 +21,41 @@ if TYPE_CHECKING:
     from mldebug.hang._report import SpyReport
     from mldebug.hang._source import annotate
     from mldebug.hang._verdict import Verdict
+    from mldebug.hang._watch import WatchReport, watch
 
 __all__ = [
     "Evidence",
     "SpyReport",
     "Verdict",
+    "WatchReport",
     "annotate",
     "collect",
+    "enable",
     "judge",
     "load_evidence",
+    "mark",
     "merge_evidence",
     "save_evidence",
     "spy",
+    "watch",
 ]
 
-# Public name -> the module of this room that defines it. Type checkers read the imports above instead.
+# Public name -> the module that defines it. Type checkers read the imports above instead.
 _HOMES = {
-    "Evidence": "_evidence",
-    "SpyReport": "_report",
-    "Verdict": "_verdict",
-    "annotate": "_source",
-    "collect": "_collect",
-    "judge": "_judge",
-    "load_evidence": "_inspect",
-    "merge_evidence": "_evidence",
-    "save_evidence": "_inspect",
-    "spy": "_inspect",
+    "Evidence": "mldebug.hang._evidence",
+    "SpyReport": "mldebug.hang._report",
+    "Verdict": "mldebug.hang._verdict",
+    "WatchReport": "mldebug.hang._watch",
+    "annotate": "mldebug.hang._source",
+    "collect": "mldebug.hang._collect",
+    "enable": "mldebug.hang._agent",
+    "judge": "mldebug.hang._judge",
+    "load_evidence": "mldebug.hang._inspect",
+    "mark": "mldebug.hang._agent",
+    "merge_evidence": "mldebug.hang._evidence",
+    "save_evidence": "mldebug.hang._inspect",
+    "spy": "mldebug.hang._inspect",
+    "watch": "mldebug.hang._watch",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value  # the next look-up no longer comes here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -8,8 +8,9 @@ Importing this package loads nothing else: each public name is fetched from its 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mldebug.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from mldebug.tiny._dataset import TinyDatasetReport, tiny_dataset
@@ -32,29 +33,19 @@ __all__ = [
     "unpack",
 ]
 
-# Public name -> the module of this room that defines it. Type checkers read the imports above instead.
+# Public name -> the module that defines it. Type checkers read the imports above instead.
 _HOMES = {
-    "PackReport": "_pack",
-    "TinyDatasetReport": "_dataset",
-    "TinyModelReport": "_model",
-    "TinyTokenizerReport": "_tokenizer",
-    "UnpackReport": "_pack",
-    "example_inputs": "_inputs",
-    "pack": "_pack",
-    "tiny_dataset": "_dataset",
-    "tiny_model": "_model",
-    "tiny_tokenizer": "_tokenizer",
-    "unpack": "_pack",
+    "PackReport": "mldebug.tiny._pack",
+    "TinyDatasetReport": "mldebug.tiny._dataset",
+    "TinyModelReport": "mldebug.tiny._model",
+    "TinyTokenizerReport": "mldebug.tiny._tokenizer",
+    "UnpackReport": "mldebug.tiny._pack",
+    "example_inputs": "mldebug.tiny._inputs",
+    "pack": "mldebug.tiny._pack",
+    "tiny_dataset": "mldebug.tiny._dataset",
+    "tiny_model": "mldebug.tiny._model",
+    "tiny_tokenizer": "mldebug.tiny._tokenizer",
+    "unpack": "mldebug.tiny._pack",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"mldebug.tiny.{_HOMES[name]}"), name)
-    globals()[name] = value  # the next look-up no longer comes here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
