@@ -14,7 +14,8 @@ from mldebug.core.stacks import Stacks, dump, process_state
 from mldebug.hang import _agent_files as agent
 from mldebug.hang._evidence import SCHEMA
 from mldebug.hang._find import Found, Process, find_ranks, runs_python
-from mldebug.hang._proc import locks_of, shared_pipes, thread_ticks, ticks_of, wchan_of
+from mldebug.hang._nccl import Watcher
+from mldebug.hang._proc import io_of, locks_of, shared_pipes, switches_of, thread_ticks, ticks_of, wchan_of
 
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Child, Evidence, Frame, Local, Rank, Sample, Thread
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _READERS = 4  # at once: a stack costs 10 ms of a core
 _CHILDREN = 32  # of a rank whose stacks are read
 _NATIVE = 4  # native stacks cost a second each and pause the process: of those that differ only
+_PATIENCE = 5.0  # seconds that GPUs at work may issue nothing before that counts as standing still
+_RECORD = 5.0  # seconds for the record of collectives: the first one of a process takes that long, the later ones 20 ms
 _REPR = 400  # characters of a local that are kept
 
 
@@ -49,20 +52,24 @@ def collect(
     deadline = time.monotonic() + timeout
     found, notes = find_ranks(pids, name, user)
     looks = [_Look(one) for one in found]
+    nccl = Watcher({look.found.process.pid: look.found.process.env for look in looks})
     with ThreadPoolExecutor(_READERS) as pool:
         for number in range(max(1, samples)):
             began = time.monotonic()
-            if number == 0:
-                for look in looks:
-                    look.agent.ask()
             tasks = [pool.submit(task, deadline, locals) for look in looks for task in look.tasks()]
             for task in tasks:
                 task.result()
+            nccl.sample()
             if number + 1 < samples:
                 time.sleep(max(0.0, min(interval - (time.monotonic() - began), deadline - time.monotonic())))
+        if samples > 1 and nccl.still:
+            _look_again(pool, looks, nccl, deadline, locals)
         if native:
             list(pool.map(lambda look: look.add_native(timeout), _apart(looks)))
-        records = list(pool.map(lambda look: look.agent.record(min(deadline, time.monotonic() + 2.0)), looks))
+        if samples > 1:  # asked for last: it costs the job CPU, which must not look like work of its own
+            for look in looks:
+                look.agent.ask()
+        records = list(pool.map(lambda look: look.agent.record(min(deadline, time.monotonic() + _RECORD)), looks))
     everyone = {pid for look in looks for pid in look.pids}
     locks, pipes = locks_of(everyone), shared_pipes(everyone)
     ranks = []
@@ -76,6 +83,10 @@ def collect(
                 child["pipes"] = pipes[child["pid"]]
         if record is not None:
             rank["record"] = record
+        if groups := nccl.communicators(rank["pid"]):
+            rank["nccl"] = groups
+        if cards := nccl.gpus(rank["pid"]):
+            rank["gpus"] = cards
         ranks.append(rank)
     host = socket.gethostname()
     return {
@@ -83,8 +94,19 @@ def collect(
         "time": time.time(),
         "hosts": [{"host": host, "status": "ok"}],
         "ranks": ranks,
-        "notes": notes,
+        "notes": [*notes, *nccl.notes()],
     }
+
+
+def _look_again(pool: ThreadPoolExecutor, looks: list[_Look], nccl: Watcher, deadline: float, everything: bool) -> None:
+    """A step on GPUs may take seconds in which nothing is seen to move: wait for a sign, then look once more."""
+    end = min(time.monotonic() + _PATIENCE, deadline - 1.0)
+    while nccl.still and time.monotonic() < end:
+        time.sleep(0.25)
+        nccl.sample()
+    tasks = [pool.submit(task, deadline, everything) for look in looks for task in look.tasks()]
+    for task in tasks:
+        task.result()
 
 
 class _Look:
@@ -115,6 +137,7 @@ class _Look:
     def _sample(self, process: Process, reads: bool, deadline: float, everything: bool) -> None:
         pid = process.pid
         now, ticks, state = time.time(), ticks_of(pid), process_state(pid) or "X"
+        woke, io = switches_of(pid, pid), io_of(pid, pid)
         top = pid == self.found.process.pid
         if top:
             self.agent.sample()
@@ -127,12 +150,18 @@ class _Look:
             before = self.results.get(pid)
             if before is None or before.status != "ok" or stacks.status != "timeout":
                 self.results[pid] = stacks
+        spent = thread_ticks(pid, [thread["tid"] for thread in stacks.threads])
         threads = [_thread(thread, everything) for thread in stacks.threads if not _is_agent(thread)]
-        for tid, spent in thread_ticks(pid, [thread["tid"] for thread in threads]).items():
-            for thread in threads:
-                if thread["tid"] == tid:
-                    thread["ticks"] = spent
-        sample: Sample = {"time": now, "state": state, "ticks": ticks, "threads": threads, "wchan": wchan_of(pid)}
+        ticks -= sum(spent.get(thread["tid"], 0) for thread in stacks.threads if _is_agent(thread))
+        for thread in threads:
+            tid = thread["tid"]
+            if tid in spent:
+                thread["ticks"] = spent[tid]
+                thread["switches"], thread["io"] = switches_of(pid, tid), io_of(pid, tid)
+        sample: Sample = {
+            "time": now, "state": state, "ticks": ticks, "threads": threads, "wchan": wchan_of(pid),
+            "woke": [woke, switches_of(pid, pid)], "io": [io, io_of(pid, pid)],
+        }  # fmt: skip
         if state != "X" or not self.samples[pid]:
             self.samples[pid].append(sample)
 
@@ -155,6 +184,8 @@ class _Look:
         }  # fmt: skip
         if stacks.status != "ok":
             rank["why"] = stacks.why
+        if found.local_world_size is not None:
+            rank["local_world_size"] = found.local_world_size
         if self.native:
             rank["native"] = self.native
         if (progress := self.agent.progress()) is not None:

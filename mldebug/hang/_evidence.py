@@ -39,6 +39,8 @@ class Thread(TypedDict):
     gil: bool  # py-spy: owns the GIL
     frames: list[Frame]
     ticks: NotRequired[int]
+    switches: NotRequired[int]  # how often it gave up its core to wait
+    io: NotRequired[int]  # bytes read and written, sockets left aside
 
 
 class Sample(TypedDict):
@@ -49,6 +51,8 @@ class Sample(TypedDict):
     ticks: int
     threads: list[Thread]
     wchan: NotRequired[str]
+    woke: NotRequired[list[int]]  # of the main thread: `switches` before and after the look
+    io: NotRequired[list[int]]  # of the main thread: `io` before and after the look
 
 
 class Lock(TypedDict):
@@ -107,6 +111,21 @@ class GroupInfo(TypedDict):
     ranks: list[int]  # global ranks; empty means all
 
 
+class Communicator(TypedDict):
+    """A communicator of NCCL, as NCCL's own RAS sees it from outside of the job."""
+
+    name: str  # its hash, the same on all ranks
+    size: int
+    rank: int  # in the communicator
+    status: str  # starting, running, ending, aborted, error, left
+    issued: NotRequired[list[dict[str, int]]]  # at each look: operations issued so far, {"AllReduce": 12}
+
+
+class Gpu(TypedDict):
+    index: int
+    busy: list[int]  # at each look, in percent: a kernel that waits for other ranks counts as work
+
+
 class Progress(TypedDict):
     """What the agent keeps in shared memory; read twice, a moving heartbeat says that the GIL is free."""
 
@@ -120,6 +139,7 @@ class Rank(TypedDict):
     rank: int | None
     local_rank: int | None
     world_size: int | None
+    local_world_size: NotRequired[int]  # ranks that its launcher started on this node
     pid: int
     host: str
     start: float
@@ -135,6 +155,8 @@ class Rank(TypedDict):
     native: NotRequired[list[Thread]]  # py-spy --native, of outliers
     record: NotRequired[Record]
     progress: NotRequired[Progress]
+    nccl: NotRequired[list[Communicator]]
+    gpus: NotRequired[list[Gpu]]
 
 
 class Host(TypedDict):

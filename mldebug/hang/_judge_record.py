@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mldebug.hang._judge_case import Case, name_ranks, sentence
+from mldebug.hang._judge_nccl import counts
 from mldebug.hang._source import is_library
 from mldebug.hang._verdict import Verdict
 
@@ -36,13 +37,16 @@ def settle(case: Case, verdict: Verdict) -> Verdict:
         return verdict
     found = parting(case)
     if found is None:
-        return verdict
+        return _with_counts(case, verdict)
     since = "" if found.whole else " (the record does not reach back to the start)"
+    who, rest = (name_ranks(found.odd), "the others") if found.odd else ("some ranks", "as many others")
     text = (
-        f"in the record, call {found.seq} of group {found.group or 'default'} is {found.theirs} on "
-        f"{name_ranks(found.odd)} and {found.usual} on the others{since}"
+        f"in the record, call {found.seq} of group {found.group or 'default'} is {found.theirs} on {who} and "
+        f"{found.usual} on {rest}{since}"
     )
     rests = ("record of collectives", *verdict.rests_on)
+    if not found.odd:  # as many ranks on one side as on the other
+        return replace(verdict, text=f"{verdict.text} {sentence(text)}", rests_on=rests)
     if tuple(sorted(verdict.culprits)) == found.odd:
         return replace(verdict, text=f"{verdict.text} {sentence(text)}", sure="high", rests_on=rests)
     if verdict.kind == "two-threads-one-group" and not verdict.culprits:
@@ -50,6 +54,22 @@ def settle(case: Case, verdict: Verdict) -> Verdict:
     if verdict.sure == "high" or verdict.kind not in _ORDERS:
         return replace(verdict, text=f"{verdict.text} {sentence(text)}", rests_on=rests)
     return Verdict(True, found.kind, found.odd, sentence(text), "medium", rests)
+
+
+def _with_counts(case: Case, verdict: Verdict) -> Verdict:
+    """A verdict from stacks with what NCCL counts, where no record of the calls themselves tells more."""
+    found = counts(case)
+    if found is None:
+        return verdict
+    odd, kind, text = found
+    rests = ("counts of NCCL", *verdict.rests_on)
+    text = f"{verdict.text} {sentence(text)}"
+    if tuple(sorted(verdict.culprits)) == odd:
+        kind = kind if verdict.kind in ("unknown", "iteration-skew") else verdict.kind
+        return replace(verdict, kind=kind, text=text, sure="high", rests_on=rests)
+    if verdict.sure == "high" or verdict.kind not in _ORDERS:
+        return replace(verdict, text=text, rests_on=rests)
+    return Verdict(True, kind, odd, text, "medium", rests)
 
 
 def parting(case: Case) -> Parting | None:
@@ -77,11 +97,13 @@ def _part(name: str, rows: dict[int, dict[int, tuple[str, str]]], whole: bool) -
         calls = {number: row[seq] for number, row in rows.items() if seq in row}
         if len({_key(call, own) for call in calls.values()}) < 2:
             continue
-        counts = Counter(calls.values()).most_common()
-        usual = counts[0][0]
+        usual = Counter(calls.values()).most_common(1)[0][0]
         odd = tuple(sorted(number for number, call in calls.items() if _key(call, own) != _key(usual, own)))
         if not odd or len(odd) == len(calls):
             continue
+        if 2 * len(odd) == len(calls):
+            theirs = _say(calls[odd[0]])
+            return Parting(name, seq, (), theirs, _say(usual), "unknown", whole)
         kind = _kind(rows[odd[0]], rows[next(number for number in calls if number not in odd)], seq)
         return Parting(name, seq, odd, _say(calls[odd[0]]), _say(usual), kind, whole)
     return None

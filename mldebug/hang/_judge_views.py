@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mldebug.hang._frames import Wait, main_thread, own_frames, read, source_of
+from mldebug.hang._frames_gpu import on_gpu
 from mldebug.hang._judge_text import is_endless, is_loop, is_poll
 from mldebug.hang._source import is_library
 
@@ -65,7 +66,7 @@ def numbered(evidence: Evidence) -> Iterable[tuple[int, Rank]]:
 
 def view(rank: Rank, number: int, evidence: Evidence) -> View:
     samples = [sample for sample in rank["samples"] if sample["threads"]]
-    waits = tuple(_main_wait(sample, evidence) for sample in samples)
+    waits = on_gpu(tuple(_main_wait(sample, evidence) for sample in samples), rank, evidence)
     threads = tuple(
         (thread["name"], read(thread, evidence))
         for thread in (samples[-1]["threads"] if samples else ())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import Report
+from mldebug.hang import _nccl as nccl
 from mldebug.hang._collect import collect
 from mldebug.hang._evidence import SCHEMA, Evidence
 from mldebug.hang._judge import judge
@@ -245,6 +246,7 @@ def _joined(looks: Sequence[Evidence]) -> Evidence:
                 progress[key] = values
         if progress:
             joined["progress"] = progress
+        joined["nccl"], joined["gpus"] = nccl.joined([*before, rank])
         joined["children"] = [
             {
                 **child,
