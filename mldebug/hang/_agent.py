@@ -141,20 +141,26 @@ class _Agent:
     def __init__(self, stem: str) -> None:
         self._stem = stem
         self._ending = False
-        self._dumps: threading.Thread | None = None
         self._warm = False
         self._names: set[int] = set()
         self._stacks: IO[str] | None = None
         self._listen()
-        self._thread = threading.Thread(target=self._run, name="mldebug-agent", daemon=True)
-        self._thread.start()
+        # Dumps have a thread of their own, which stays: the heart goes on meanwhile, and whoever counts the CPU of the
+        # program can tell theirs from it.
+        self._wanted = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, name="mldebug-agent", daemon=True),
+            threading.Thread(target=self._record, name="mldebug-record", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """A thread that is inside of torch while the interpreter ends would crash it."""
         self._ending = True
-        for thread in (self._dumps, self._thread):
-            if thread is not None:
-                thread.join(10)
+        self._wanted.set()
+        for thread in self._threads:
+            thread.join(10)
 
     def _listen(self) -> None:
         """Have faulthandler write the stacks when the signal comes: in C, with the GIL held or not."""
@@ -174,24 +180,26 @@ class _Agent:
             page[BEAT] += 1
             if page[BEAT] % 10 == 1:
                 self._name_threads()
-            busy = self._dumps is not None and self._dumps.is_alive()
-            if not busy and page[ASKED] != page[ANSWERED]:
-                self._start(self._answer, page)
-            elif not busy and not self._warm and page[BEAT] % 10 == 0 and _records():
-                self._warm = True
-                self._start(_warm_up)
+            if page[ASKED] != page[ANSWERED] or (not self._warm and page[BEAT] % 10 == 0 and _records()):
+                self._wanted.set()
             time.sleep(_BEAT)
 
-    def _start(self, target: object, *args: object) -> None:
-        self._dumps = threading.Thread(target=target, args=args, name="mldebug-record", daemon=True)  # type: ignore[arg-type]
-        self._dumps.start()
-
-    def _answer(self, page: memoryview) -> None:
-        asked = page[ASKED]
-        with contextlib.suppress(Exception):
-            if _records():
-                _write(f"{self._stem}.record", _dump())
-        page[ANSWERED] = asked
+    def _record(self) -> None:
+        page = _page
+        while page is not None:
+            self._wanted.wait()
+            if self._ending:
+                return
+            self._wanted.clear()
+            asked = page[ASKED]
+            with contextlib.suppress(Exception):
+                if _records():
+                    if not self._warm:
+                        self._warm = True
+                        _warm_up()
+                    if asked != page[ANSWERED]:
+                        _write(f"{self._stem}.record", _dump())
+            page[ANSWERED] = asked
 
     def _name_threads(self) -> None:
         """faulthandler knows threads by their address only."""
@@ -221,9 +229,9 @@ def _dump() -> bytes:
 
 def _warm_up() -> None:
     """The first dump costs a second of CPU, the later ones milliseconds: have it now, behind everything else."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        _dump()
+    _dump()
 
 
 def _write(path: str, data: bytes) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.hang._page import ENVIRONMENT
 
 
 @dataclass
@@ -41,6 +42,12 @@ class Found:
     job: str
     children: list[Process] = field(default_factory=list)
 
+    @property
+    def local_world_size(self) -> int | None:
+        """How many ranks the launcher started on this node, where it says so and their numbers are torchrun's."""
+        text = self.process.env.get("LOCAL_WORLD_SIZE", "")
+        return int(text) if text.isdecimal() and self.process.env.get("RANK") else None
+
 
 # The launcher that started a process, innermost first: rank, local rank and world size. A process that has numbers of
 # an outer launcher only, while processes below it have those of an inner one, is that inner launcher.
@@ -53,8 +60,7 @@ _LAUNCHERS = (
 _JOB = (
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE", "PALS_APID",
 )  # fmt: skip
-_AGENT = "MLDEBUG_AGENT"
-_KEPT = {name for names in _LAUNCHERS for name in names} | set(_JOB) | {_AGENT}
+_KEPT = {name for names in _LAUNCHERS for name in names} | {*_JOB, ENVIRONMENT, "LOCAL_WORLD_SIZE"}
 
 
 def find_ranks(

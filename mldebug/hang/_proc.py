@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,18 @@ def ticks_of(pid: int) -> int:
 
 def thread_ticks(pid: int, tids: Iterable[int]) -> dict[int, int]:
     return {tid: _ticks(f"/proc/{pid}/task/{tid}/stat") for tid in tids if tid}
+
+
+def switches_of(pid: int, tid: int) -> int:
+    """How often a thread gave up its core to wait for something: each time that it woke up in between."""
+    match = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", _text(f"/proc/{pid}/task/{tid}/status"), re.M)
+    return int(match.group(1)) if match else 0
+
+
+def io_of(pid: int, tid: int) -> int:
+    """Bytes that a thread read and wrote, sockets left aside; 0 where this is not told."""
+    found = re.findall(r"^(?:rchar|wchar|read_bytes|write_bytes): (\d+)", _text(f"/proc/{pid}/task/{tid}/io"), re.M)
+    return sum(map(int, found))
 
 
 def wchan_of(pid: int) -> str:
