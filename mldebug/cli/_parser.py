@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mldebug.core.errors import UsageError
@@ -19,17 +21,26 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=formatter, **kwargs)
 
     def add_argument(self, *flags: Any, **kwargs: Any) -> argparse.Action:
-        hidden = [flag.replace("-", "_").replace("__", "--", 1) for flag in flags if flag.startswith("--")]
-        action = super().add_argument(*flags, *(flag for flag in hidden if flag not in flags), **kwargs)
-        if flags and flags[0].startswith("-"):
-            action.option_strings = list(flags)  # what --help and the errors show; parsing knows all of them
-        return action
+        return _add_both_spellings(super().add_argument, *flags, **kwargs)
+
+    def add_argument_group(self, *args: Any, **kwargs: Any) -> argparse._ArgumentGroup:
+        group = super().add_argument_group(*args, **kwargs)
+        group.add_argument = functools.partial(_add_both_spellings, group.add_argument)  # type: ignore[method-assign]
+        return group
 
     def print_help(self, file: Any = None) -> None:
         write(self.format_help(), sys.stdout if file is None else file)  # flushed here, where a failure is ours
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"`{self.prog} --help` lists the options")
+
+
+def _add_both_spellings(add: Callable[..., argparse.Action], *flags: Any, **kwargs: Any) -> argparse.Action:
+    hidden = [flag.replace("-", "_").replace("__", "--", 1) for flag in flags if flag.startswith("--")]
+    action = add(*flags, *(flag for flag in hidden if flag not in flags), **kwargs)
+    if flags and flags[0].startswith("-"):
+        action.option_strings = list(flags)  # what --help and the errors show; parsing knows all of them
+    return action
 
 
 class ScriptParser(Parser):
@@ -75,9 +86,42 @@ def file_to_write(option: str, path: str | None) -> str | None:
     return full
 
 
-def add_common(parser: Parser, output: str) -> None:
-    """The options of every command. `output` says what -o writes."""
+def add_common(parser: argparse._ActionsContainer, output: str, metavar: str = "FILE") -> None:
+    """The options of every command, for a parser or a group of it. `output` says what -o writes to `metavar`."""
+    parser.add_argument("-o", "--output", metavar=metavar, help=output)
     parser.add_argument("--json", action="store_true", help="print one JSON document to stdout instead of text")
-    parser.add_argument("-o", "--output", metavar="FILE", help=output)
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless there is trouble")
     parser.add_argument("--no-color", action="store_true", help="no terminal colours; NO_COLOR=1 does the same")
+
+
+# What `type=` of an option takes. argparse puts the name of the option before these messages.
+
+
+def count(text: str) -> int:
+    """A whole number of 1 or more."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    """A whole number of 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
+def wholes(text: str) -> tuple[int, ...]:
+    """Whole numbers of 0 or more with commas between them."""
+    return tuple(whole(part.strip()) for part in text.split(","))
+
+
+def seconds(text: str) -> float:
+    """A time above 0, at most some 100 days: what is longer than that is a slip."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value

@@ -9,7 +9,7 @@ import traceback
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from mldebug.cli._parser import Parser, ScriptParser, add_common, file_to_write
+from mldebug.cli._parser import Parser, ScriptParser, add_common, count, file_to_write, whole, wholes
 from mldebug.cli._streams import StdoutToStderr
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import emit
@@ -43,17 +43,17 @@ def add_arguments(parser: Parser) -> None:
         "--exclude", action="append", default=[], metavar="PAT", help="leave out modules whose name matches; repeatable"
     )
     parser.add_argument(
-        "--max-frames", type=_count, default=21, metavar="N", help="frames to show before the event (default: 21)"
+        "--max-frames", type=count, default=21, metavar="N", help="frames to show before the event (default: 21)"
     )
     parser.add_argument(
         "--trace-batch-nums",
-        type=_numbers,
+        type=wholes,
         default=(),
         metavar="N,N",
         help="print every frame of these batches, counted from 0",
     )
     parser.add_argument(
-        "--abort-after-batch-num", type=_number, metavar="N", help="stop the script after this batch, counted from 0"
+        "--abort-after-batch-num", type=whole, metavar="N", help="stop the script after this batch, counted from 0"
     )
     parser.add_argument(
         "--check",
@@ -163,19 +163,3 @@ def _files(args: argparse.Namespace) -> tuple[str | None, str | None]:
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib, which is not installed", "pip install 'mldebug-toolkit[plot]'")
     return output, plot
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(_number(part.strip()) for part in text.split(","))
