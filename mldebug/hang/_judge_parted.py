@@ -18,6 +18,7 @@ from mldebug.hang._judge_text import (
     is_loop,
     is_main_guard,
     parts_ranks,
+    picks_few,
     same_count,
 )
 from mldebug.hang._judge_views import frame_source
@@ -46,13 +47,14 @@ class Party:
         return self.views[0].wait
 
     @property
-    def ints(self) -> dict[tuple[str, str], int]:
-        """Integers that are the same on all ranks of the party, and are not the rank itself."""
+    def spans(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Smallest and largest value of the integers that all ranks of the party have, but for the rank itself."""
         tables = [{(function, name): value for function, name, value in view.wait.ints} for view in self.views]
+        shared = set.intersection(*(set(table) for table in tables))
         return {
-            key: value
-            for key, value in tables[0].items()
-            if all(table.get(key) == value for table in tables) and "rank" not in key[1]
+            key: (min(values), max(values))
+            for key in shared
+            if "rank" not in key[1] and (values := [table[key] for table in tables])
         }
 
 
@@ -150,17 +152,21 @@ def _guarded(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
         guard = next((guard for guard in side.guards if parts_ranks(guard, side.numbers, rest.numbers)), None)
         if guard is None:
             continue
-        main = is_main_guard(guard)
-        culprits = side.numbers if main and side is few else few.numbers
-        if not main and side is many:
+        main, named = is_main_guard(guard), picks_few(guard)
+        culprit = few
+        if len(few.numbers) == len(many.numbers):  # the guard says which ranks it means
+            culprit = side if named else rest
+        if main:
+            kind = "rank-guarded-collective"
+        elif culprit is not side:
             kind = "skipped-collective"
         else:
-            kind = "rank-guarded-collective" if main or len(side.numbers) > 1 else "extra-collective"
+            kind = "rank-guarded-collective" if len(side.numbers) > 1 else "extra-collective"
         text = (
             f"{name_ranks(side.numbers)} {_plural(doing(side.party.wait), side)} under `{guard}`, which "
             f"{name_ranks(rest.numbers)} cannot pass; {crowd(list(rest.party.views))}."
         )
-        return Verdict(True, kind, culprits, _cap(text), "high", ("program text", "stacks"))
+        return Verdict(True, kind, culprit.numbers, _cap(text), "high", ("program text", "stacks"))
     return None
 
 
@@ -194,7 +200,7 @@ def _left_loop(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
 
 def _local_way_out(evidence: Evidence, side: _Side) -> str:
     """The condition of a rank's own on which it leaves the loop; "" where only the data ends it."""
-    loop = side.loops[-1]
+    loop = side.loops[0]  # the outermost: that is what the others have left
     if loop.startswith("while ") and not counts_only(loop) and loop not in ("while True", "while 1"):
         return loop
     for spot in side.path:
@@ -202,6 +208,8 @@ def _local_way_out(evidence: Evidence, side: _Side) -> str:
             if step["what"] not in ("break", "return") or loop not in step["guards"]:
                 continue
             inner = step["guards"][step["guards"].index(loop) + 1 :]
+            if step["what"] == "break" and any(is_loop(guard) for guard in inner):
+                continue  # leaves a loop inside that one
             conditions = [guard for guard in inner if guard.startswith(("if ", "else "))]
             own = [guard for guard in conditions if not counts_only(guard) or asks_rank(guard)]
             if own:
@@ -212,17 +220,20 @@ def _local_way_out(evidence: Evidence, side: _Side) -> str:
 def _own_collective(evidence: Evidence, side: _Side) -> str:
     """A condition of a rank's own in the loop under which it calls a collective, or passes one by."""
     loop = side.loops[-1]
+    below = False  # in a function that is called from the loop
     for spot in side.path:
+        here = loop in _guards(evidence, spot)
         for step in _steps(evidence, spot):
             jumps = step["what"] in ("continue", "return")
             calls = step["what"].startswith("call ")
             direct = calls and re.split(r"[. ]", step["what"])[-1] in COLLECTIVES
-            if loop in step["guards"] and (jumps or calls):
-                inner = step["guards"][step["guards"].index(loop) + 1 :]
+            if (below or loop in step["guards"]) and (jumps or calls):
+                inner = step["guards"] if below else step["guards"][step["guards"].index(loop) + 1 :]
                 own = [guard for guard in inner if is_condition(guard) and (asks_rank(guard) or not counts_only(guard))]
                 picked = bool(own) and asks_rank(own[-1]) and not is_main_guard(own[-1])
                 if own and (jumps or direct or picked):
                     return own[-1]
+        below = below or here
     return ""
 
 
@@ -306,7 +317,7 @@ def _skips(evidence: Evidence, side: _Side) -> str:
 
 def _drift(evidence: Evidence, few: _Side, many: _Side) -> int:
     """+1 where the few are in a later iteration of a loop that both are in, -1 in an earlier one, else 0."""
-    one, two = few.party.ints, many.party.ints
+    one, two = few.party.spans, many.party.spans
     loops = [*(guard for spot in few.shared for guard in _guards(evidence, spot)), *few.around]
     targets = {
         name for guard in loops if guard.startswith("for ") for name in re.findall(r"\w+", guard.split(" in ")[0])
@@ -314,14 +325,28 @@ def _drift(evidence: Evidence, few: _Side, many: _Side) -> int:
     places = {spot[1] for spot in few.shared} | ({few.path[0][1]} if few.path else set())
     for key in sorted(one.keys() & two.keys()):
         counts = key[1] in targets or re.search(r"(^|_)(step|iter|iteration|epoch|batch)(_|$|s$)", key[1])
-        if key[0] in places and counts and one[key] != two[key]:
-            return 1 if one[key] > two[key] else -1
+        if key[0] in places and counts and (one[key][0] > two[key][1] or one[key][1] < two[key][0]):
+            return 1 if one[key][0] > two[key][1] else -1
     return 0
 
 
 def _guards(evidence: Evidence, spot: Spot) -> list[str]:
+    """What is around a line, and which ranks a jump before it has sent away (`if rank != 0: return`)."""
     source = frame_source(evidence, spot)
-    return source["guards"] if source else []
+    if source is None:
+        return []
+    around = source["guards"]
+    passed = [
+        _opposite(step["guards"][-1])
+        for step in source["steps"]
+        if step["what"] in ("return", "continue", "break", "raise")
+        and step["line"] < spot[2]
+        and step["guards"]
+        and step["guards"][:-1] == around[: len(step["guards"]) - 1]
+        and step["guards"][-1] not in around
+        and asks_rank(step["guards"][-1])
+    ]
+    return [*around, *passed]
 
 
 def _steps(evidence: Evidence, spot: Spot) -> list[Step]:

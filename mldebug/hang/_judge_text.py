@@ -55,6 +55,12 @@ def is_main_guard(guard: str) -> bool:
     return asks_rank(guard) and others == {not first}
 
 
+def picks_few(guard: str) -> bool:
+    """Whether a guard names the few ranks that get past it (`rank == 1`), and not those that do not (`rank != 1`)."""
+    passing = sum(holds(guard, rank) is not False for rank in range(64))
+    return passing < 32
+
+
 def is_loop(guard: str) -> bool:
     return guard.startswith(("for ", "while "))
 
