@@ -64,9 +64,7 @@ def add_arguments(parser: Parser) -> None:
         "--format", choices=("auto", "parquet", "tar"), default="auto", help="default: tar for tars, else Parquet"
     )
     parser.add_argument("--fill-missing", action="store_true", help="in tars, empty texts for members a sample lacks")
-    parser.add_argument(
-        "--strict", action="store_true", help="stop at a row that cannot be read, in place of naming it"
-    )
+    _add_skip_bad(parser)
     limits = "(default: {}, and for first none)"
     parser.add_argument("--max-rows", type=_whole, metavar="N", help=f"rows to look at {limits.format('1,000,000')}")
     parser.add_argument("--max-bytes", type=_size, metavar="SIZE", help=f"bytes to look at {limits.format('1 GiB')}")
@@ -99,7 +97,7 @@ def _tiny_dataset(args: argparse.Namespace) -> Report:
         side=args.side,
         format=args.format,
         fill_missing=args.fill_missing,
-        strict=args.strict,
+        skip_bad=args.skip_bad,
         offline=True if args.offline else None,
         force=args.force,
         progress=_to_stderr if sys.stderr is not None and sys.stderr.isatty() and not args.quiet else None,
@@ -118,6 +116,7 @@ def _unpack_arguments(parser: Parser) -> None:
     parser.add_argument("-n", "--num-rows", type=_whole, default=10, metavar="N", help="records (default: 10)")
     _add_rows(parser, default="cover")
     parser.add_argument("--split", metavar="NAME", help="which split (default: the first)")
+    _add_skip_bad(parser)
     parser.add_argument("--config", metavar="NAME", help="which configuration of a source that has several")
     parser.add_argument("--offline", action="store_true", help="take a hub id from the cache only")
     parser.add_argument("--side", type=_whole, default=32, metavar="PX", help="longest side of pictures (default: 32)")
@@ -137,6 +136,7 @@ def _unpack(args: argparse.Namespace) -> Report:
         split=args.split,
         config=args.config,
         side=args.side,
+        skip_bad=args.skip_bad,
         offline=True if args.offline else None,
         force=args.force,
     )
@@ -167,6 +167,12 @@ def _add_rows(parser: Parser, default: str) -> None:
     )
     parser.add_argument("--seed", type=_whole_or_0, default=0, metavar="N", help="seed of the choice (default: 0)")
     parser.add_argument("--by", metavar="COLUMN", help="the labels of stratified (default: the column of labels)")
+
+
+def _add_skip_bad(parser: Parser) -> None:
+    parser.add_argument(
+        "--skip-bad", action="store_true", help="leave out rows that cannot be read and name them, in place of stopping"
+    )
 
 
 def _add_common(parser: Parser) -> None:

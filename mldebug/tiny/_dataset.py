@@ -53,7 +53,7 @@ def tiny_dataset(
     side: int = 32,
     format: str = "auto",
     fill_missing: bool = False,
-    strict: bool = False,
+    skip_bad: bool = False,
     max_rows: int | None = None,
     max_bytes: int | None = None,
     max_seconds: float | None = None,
@@ -73,10 +73,11 @@ def tiny_dataset(
 
     The result is Parquet with the bytes of pictures and sounds in it, pictures at most `side` pixels long; tars stay
     tars (`format` "parquet" or "tar" chooses), with the members that each sample has, or with `fill_missing` an empty
-    text or a JSON null for those it lacks. Features, splits and the card are kept. A row that cannot be read is left
-    out and named; with `strict` it is an MldebugError, as is a source without rows. The folder appears when it is
-    complete; `force` replaces an earlier tiny dataset. Ctrl-C while rows are chosen ends the choosing: what was
-    found is written, and `report.interrupted` is true. `progress` is called with a line now and then.
+    text or a JSON null for those it lacks. Features, splits and the card are kept. A row that cannot be read is an
+    MldebugError, as is a source without rows; with `skip_bad` it is left out and named in the report, and another takes
+    its place. The folder appears when it is complete; `force` replaces an earlier tiny dataset. Ctrl-C while rows are
+    chosen ends the choosing: what was found is written, and `report.interrupted` is true. `progress` is called with a
+    line now and then.
 
         report = tiny_dataset("data/train.jsonl", 100, "tiny", rows="cover")
         dataset = load_dataset("tiny")
@@ -96,11 +97,7 @@ def tiny_dataset(
         for name in _chosen(opened, splits):
             reader = opened.splits[name]
             shrinker = Shrinker(reader.features, side, opened.root)
-            picked = _pick(reader, n, rows, limits, f"{seed} {name}", by, shrinker)
-            if strict and picked.skipped:
-                raise MldebugError(
-                    f"a row cannot be read: {picked.skipped[0]}", "mend it, or leave strict out to go on"
-                )
+            picked = _pick(reader, n, rows, limits, f"{seed} {name}", by, shrinker, skip_bad)
             picked.notes += [f"{text} ({times} times)" for text, times in shrinker.notes.items()]
             if as_tar and picked.taken:
                 path, features, more = write_samples(folder, name, picked.taken, fill_missing)
@@ -151,11 +148,16 @@ def _open(source: Any, config: str | None, offline: bool | None) -> Opened:
         raise MldebugError(f"cannot read {source}: {reason}", "check its permissions") from exc
 
 
-def _pick(reader: Reader, n: int, rows: str, limits: Limits, seed: str, by: str | None, shrinker: Shrinker) -> Picked:
+def _pick(
+    reader: Reader, n: int, rows: str, limits: Limits, seed: str, by: str | None, shrinker: Shrinker, skip_bad: bool
+) -> Picked:
     with limits.stop or contextlib.nullcontext():
         picked = _picked(reader, n, rows, limits, random.Random(seed), by, shrinker)
     if limits.stop is not None and limits.stop.asked and not picked.taken:
         raise KeyboardInterrupt
+    if picked.skipped and picked.taken and not skip_bad:  # where none is left, the error is another one
+        hint = "mend the source, or give --skip-bad (skip_bad=True): bad rows are then named, and others taken"
+        raise MldebugError(f"a row cannot be read: {_first_of(picked.skipped)}", hint)
     return picked
 
 
@@ -182,6 +184,7 @@ def pick_rows(
     split: str | None = None,
     config: str | None = None,
     side: int = 32,
+    skip_bad: bool = False,
     offline: bool | None = None,
 ) -> tuple[str, Picked, Any, Any]:
     """Rows of one split of a source, for `unpack`: the source's name, what was picked, the table and its features."""
@@ -190,7 +193,7 @@ def pick_rows(
     name = _chosen(opened, None if split is None else [split])[0]
     reader = opened.splits[name]
     shrinker = Shrinker(reader.features, side, opened.root)
-    picked = _pick(reader, n, rows, _limits(rows), f"{seed} {name}", by, shrinker)
+    picked = _pick(reader, n, rows, _limits(rows), f"{seed} {name}", by, shrinker, skip_bad)
     if not picked.taken:
         raise _no_rows(opened, {name: _facts(picked, n, rows, reader.count)})
     table, features = _table(reader, picked.taken)
@@ -238,9 +241,13 @@ def _facts(picked: Picked, n: int, rows: str, count: int | None) -> SplitFacts:
 def _no_rows(opened: Opened, facts: dict[str, SplitFacts]) -> MldebugError:
     skipped = [text for fact in facts.values() for text in fact.skipped]
     if skipped:
-        more = f" (and {len(skipped) - 1} more)" if skipped[1:] else ""
-        return MldebugError(f"{opened.name} has no row that can be used: {skipped[0]}{more}", "mend the source first")
+        return MldebugError(f"{opened.name} has no row that can be used: {_first_of(skipped)}", "mend the source first")
     return MldebugError(f"{opened.name} has no rows", "give a source that is not empty")
+
+
+def _first_of(skipped: list[str]) -> str:
+    first, *others = dict.fromkeys(skipped)
+    return f"{first} (and {len(others)} more)" if others else first
 
 
 def _chosen(opened: Opened, splits: Sequence[str] | None) -> list[str]:

@@ -38,8 +38,8 @@ def pick_cover(
         if len(filler) < n:
             try:
                 filler.append(taken or take(row))
-            except BadRow:
-                continue  # named by the search already, or a row that no kind needs
+            except BadRow as exc:
+                picked.skipped.append(str(exc))  # the search may have named it already: it is said once
     kinds = search.kinds(picked.meter.rows)
     chosen, left = _cover(kinds, search, n)
     for spare in filler:

@@ -96,7 +96,7 @@ def pick_stratified(reader: Reader, n: int, take: Take, limits: Limits, rng: ran
     name = by or label_column(reader)
     picked = Picked([], Meter(limits))
     groups: dict[str, list[int]] = defaultdict(list)
-    values = reader.column(name)
+    values = reader.column(name, picked.skipped)
     for found, value in values:
         groups[label_text(value)].append(found.index)
         picked.meter.rows += 1

@@ -67,13 +67,16 @@ class Reader:
         """`n` random indices and a note on how they were drawn. Only for readers that know their `count`."""
         raise NotImplementedError
 
-    def column(self, name: str) -> Iterator[tuple[Row, Any]]:
-        """Each row with one of its values; a dotted name reaches into structs. Bad rows are left out."""
+    def column(self, name: str, bad: list[str]) -> Iterator[tuple[Row, Any]]:
+        """Each row with one of its values; a dotted name reaches into structs. What is wrong with bad rows goes into
+        `bad`."""
         for row in self.rows():
             try:
-                yield row, at(row.load(), name)
-            except BadRow:
-                continue
+                value = at(row.load(), name)
+            except BadRow as exc:
+                bad.append(str(exc))
+            else:
+                yield row, value
 
     def table(self, taken: list[Taken]) -> Any:
         """The rows as an Arrow table, where the source has rules of its own for that."""

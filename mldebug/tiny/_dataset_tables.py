@@ -77,15 +77,19 @@ class TableReader(Reader):
     def rows(self) -> Iterator[Row]:
         return self._rows(None)
 
-    def column(self, name: str) -> Iterator[tuple[Row, Any]]:
+    def column(self, name: str, bad: list[str]) -> Iterator[tuple[Row, Any]]:
         # A column's name may have dots of its own, and may be that of a field in a struct.
         known = self.features is None or name in self.features
         top = name if known else name.split(".", maxsplit=1)[0]
         if self.features is not None and top not in self.features:
             return
         for row in self._rows([top]):
-            with contextlib.suppress(BadRow):
-                yield row, at(row.load(), name)
+            try:
+                value = at(row.load(), name)
+            except BadRow as exc:
+                bad.append(str(exc))
+            else:
+                yield row, value
 
     def _rows(self, columns: list[str] | None) -> Iterator[Row]:
         index = 0

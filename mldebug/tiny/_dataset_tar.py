@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,10 +41,14 @@ class TarReader(FilesReader):
         if members:
             yield _sample(path, key, members, broken)
 
-    def column(self, name: str) -> Iterator[tuple[Row, Any]]:
+    def column(self, name: str, bad: list[str]) -> Iterator[tuple[Row, Any]]:
         for row in self.rows():
-            with contextlib.suppress(BadRow):
-                yield row, at(decoded(row.load(), row.where), name)
+            try:
+                value = at(decoded(row.load(), row.where), name)
+            except BadRow as exc:
+                bad.append(str(exc))
+            else:
+                yield row, value
 
 
 def _sample(path: Path, key: str, members: dict[str, bytes], broken: str) -> Row:

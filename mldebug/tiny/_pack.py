@@ -82,6 +82,7 @@ def unpack(
     split: str | None = None,
     config: str | None = None,
     side: int = 32,
+    skip_bad: bool = False,
     offline: bool | None = None,
     force: bool = False,
 ) -> UnpackReport:
@@ -89,7 +90,8 @@ def unpack(
 
     A text is `text.txt`, a picture `image.jpg` in its own format, an empty slot `text.null`; a list of texts or
     pictures is `texts_00.txt`, `texts_01.null`, ...; everything else is JSON. `features.json` has the types, and may be
-    deleted: `pack` then goes by the names of the files.
+    deleted: `pack` then goes by the names of the files. A row that cannot be read is an MldebugError; with `skip_bad`
+    it is left out and named.
 
         unpack("tiny", "records", 5)
     """
@@ -98,7 +100,7 @@ def unpack(
     refuse(target, force, FEATURES)
     with quiet(), folder_beside(target) as folder:
         name, picked, table, features = pick_rows(
-            source, n, rows, seed=seed, by=by, split=split, config=config, side=side, offline=offline
+            source, n, rows, seed=seed, by=by, split=split, config=config, side=side, skip_bad=skip_bad, offline=offline
         )
         write_features(folder, features)
         values = table.to_pylist()

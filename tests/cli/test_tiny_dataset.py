@@ -76,6 +76,20 @@ def test_errors_of_two_lines(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("words", [["tiny-dataset"], ["tiny-dataset", "unpack"]], ids=" ".join)
+def test_bad_rows_are_skipped_when_asked(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    source.write_text(source.read_text().replace('"t3"', '"t3'))
+    command = [*words, str(source), "-n", "6", "--rows", "first", "-o", str(tmp_path / "tiny")]
+    assert main(command) == 1
+    err = capsys.readouterr().err
+    assert "data.jsonl:4: no JSON" in err and "hint: mend the source, or give --skip-bad" in err
+    assert len(err.splitlines()) == 2 and not (tmp_path / "tiny").exists()
+    assert main([*command, "--skip-bad"]) == 0
+    assert "data.jsonl:4" in capsys.readouterr().out and (tmp_path / "tiny").is_dir()
+
+
 @pytest.mark.parametrize("words", [["--help"], ["pack", "--help"], ["unpack", "--help"]], ids=" ".join)
 def test_help_loads_nothing(words: list[str], run_python: Run) -> None:
     code = (
