@@ -48,7 +48,7 @@ class Wait:
     """What a thread does at the innermost: `kind` says what sort of wait, `site` is the innermost line of the program.
 
     kind: collective, p2p, init, new-group, dataloader, flock, lock, event, queue, join, subprocess, pipe, sleep, poll,
-    shutdown (the main thread has ended), store, backward, busy, idle
+    shutdown (the main thread has ended), store, backward, busy, idle; call: no wait, but a call of the record
     """
 
     kind: str
@@ -61,6 +61,14 @@ class Wait:
     callback: str = ""  # a destructor or exit handler that it was called from
     through: tuple[tuple[str, str, int], ...] = ()  # the library frames from there to the call, outermost first
     objects: str = ""  # addresses of the objects in the frames: another call has others
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it waits for other ranks."""
+        return self.kind in COMMUNICATION
+
+
+COMMUNICATION = ("collective", "p2p", "backward", "new-group", "init")
 
 
 def way(wait: Wait) -> tuple[tuple[str, str, int], ...]:

@@ -104,6 +104,7 @@ def doing(wait: Wait) -> str:
         "store": f"waits for a key in the store {at}",
         "shutdown": "has ended its main thread and waits for other threads",
         "busy": f"runs {at}",
+        "call": f"called {wait.op}{group} {at}",
     }
     return words.get(wait.kind, f"stands {at}")
 

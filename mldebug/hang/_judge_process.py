@@ -86,11 +86,14 @@ def gil_held(case: Case) -> Verdict | None:
         name, top, thread = owners[0]
         same = all(owner is not None and owner[:2] == (name, top) for owner in owners)
         beats = view.rank.get("progress", {}).get("heartbeat", [])
-        held = name != "MainThread" or "/re/" in top[0] or (len(beats) > 1 and beats[0] == beats[-1])
+        still = len(beats) > 1 and beats[0] == beats[-1]
+        held = still or (bool(thread["frames"]) and (name != "MainThread" or "/re/" in top[0]))
         if same and held and view.runs and not view.moved:
-            site = next((frame for frame in thread["frames"] if source_of(case.evidence, frame)), thread["frames"][0])
+            frames = thread["frames"]
+            site = next((frame for frame in frames if source_of(case.evidence, frame)), frames[0] if frames else None)
+            at = f" at {_site(site)}" if site else ""
             text = (
-                f'thread "{name}" of rank {view.number} holds the GIL at {_site(site)} and does not let go; '
+                f'thread "{name}" of rank {view.number} holds the GIL{at} and does not let go; '
                 f"the main thread cannot run ({doing(view.wait)}). {_rest(case.waiting)}"
             )
             return Verdict(True, "gil-held", (view.number,), _cap(text), "high", ("process state", "two samples"))

@@ -7,15 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from mldebug.hang._frames import Wait
 from mldebug.hang._judge_case import Case, name_ranks, sentence
-from mldebug.hang._judge_nccl import counts
+from mldebug.hang._judge_parted import Party, compare
 from mldebug.hang._source import is_library
 from mldebug.hang._verdict import Verdict
 
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Call
+    from mldebug.hang._judge_views import View
 
-_ORDERS = ("skipped-collective", "extra-collective", "iteration-skew", "cross-group-order", "network", "unknown")
+# Verdicts about order, which a record knows better than a stack.
+_ORDERS = (
+    "rank-guarded-collective", "skipped-collective", "extra-collective", "fewer-iterations", "more-iterations",
+    "iteration-skew", "rank-local-decision", "cross-group-order", "network", "unknown",
+)  # fmt: skip
+
+What = tuple[str, tuple[str, ...]]  # of a call: the operation, and the program's lines, innermost first
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,7 @@ class Parting:
     usual: str
     kind: str
     whole: bool  # the records reach back to the start
+    calls: dict[int, Call]  # the call number `seq` of each rank
 
 
 def settle(case: Case, verdict: Verdict) -> Verdict:
@@ -37,82 +46,134 @@ def settle(case: Case, verdict: Verdict) -> Verdict:
         return verdict
     found = parting(case)
     if found is None:
-        return _with_counts(case, verdict)
+        return verdict
     since = "" if found.whole else " (the record does not reach back to the start)"
-    who, rest = (name_ranks(found.odd), "the others") if found.odd else ("some ranks", "as many others")
     text = (
-        f"in the record, call {found.seq} of group {found.group or 'default'} is {found.theirs} on {who} and "
-        f"{found.usual} on {rest}{since}"
+        f"in the record, call {found.seq} of group {found.group or 'default'} is {found.theirs} on "
+        f"{name_ranks(found.odd)} and {found.usual} on the others{since}"
     )
     rests = ("record of collectives", *verdict.rests_on)
-    if not found.odd:  # as many ranks on one side as on the other
-        return replace(verdict, text=f"{verdict.text} {sentence(text)}", rests_on=rests)
-    if tuple(sorted(verdict.culprits)) == found.odd:
-        return replace(verdict, text=f"{verdict.text} {sentence(text)}", sure="high", rests_on=rests)
     if verdict.kind == "two-threads-one-group" and not verdict.culprits:
         return replace(verdict, culprits=found.odd, text=f"{verdict.text} {sentence(text)}", rests_on=rests)
-    if verdict.sure == "high" or verdict.kind not in _ORDERS:
+    if verdict.kind not in _ORDERS:
+        same = tuple(sorted(verdict.culprits)) == found.odd
+        sure = "high" if same else verdict.sure
+        return replace(verdict, text=f"{verdict.text} {sentence(text)}", sure=sure, rests_on=rests)
+    second = _compare(case, found)
+    if second.kind == "unknown":
+        second = replace(second, kind=found.kind, culprits=found.odd, text="", sure="low")
+    if set(verdict.culprits) == set(second.culprits) and verdict.kind != "unknown":
+        kind = second.kind if second.sure == "high" and verdict.sure != "high" else verdict.kind
+        return replace(verdict, kind=kind, text=f"{verdict.text} {sentence(text)}", sure="high", rests_on=rests)
+    if verdict.sure == "high" and not found.whole:
         return replace(verdict, text=f"{verdict.text} {sentence(text)}", rests_on=rests)
-    return Verdict(True, found.kind, found.odd, sentence(text), "medium", rests)
-
-
-def _with_counts(case: Case, verdict: Verdict) -> Verdict:
-    """A verdict from stacks with what NCCL counts, where no record of the calls themselves tells more."""
-    found = counts(case)
-    if found is None:
-        return verdict
-    odd, kind, text = found
-    rests = ("counts of NCCL", *verdict.rests_on)
-    text = f"{verdict.text} {sentence(text)}"
-    if tuple(sorted(verdict.culprits)) == odd:
-        kind = kind if verdict.kind in ("unknown", "iteration-skew") else verdict.kind
-        return replace(verdict, kind=kind, text=text, sure="high", rests_on=rests)
-    if verdict.sure == "high" or verdict.kind not in _ORDERS:
-        return replace(verdict, text=text, rests_on=rests)
-    return Verdict(True, kind, odd, text, "medium", rests)
+    sure = "high" if second.sure == "high" and found.whole else "medium"
+    return replace(second, text=f"{sentence(text)} {second.text}".strip(), sure=sure, rests_on=rests)
 
 
 def parting(case: Case) -> Parting | None:
     """The earliest call, over all groups, in which the operations or the call sites part for good."""
     found = []
-    names = {call["group"] for view in case.views for call in _calls(view.rank.get("record"))}
+    records = {view.number: calls for view in case.views if (calls := _calls(view.rank.get("record")))}
+    whole = all(view.rank["record"].get("whole", False) for view in case.views if view.number in records)
+    names = {call["group"] for calls in records.values() for call in calls}
     for name in sorted(names):
         rows = {
-            view.number: {call["seq"]: _what(call) for call in calls if call["group"] == name and not call.get("p2p")}
-            for view in case.views
-            if (calls := _calls(view.rank.get("record")))
+            number: {call["seq"]: call for call in calls if call["group"] == name and not call.get("p2p")}
+            for number, calls in records.items()
         }
         rows = {number: row for number, row in rows.items() if row}
-        whole = all(view.rank.get("record", {}).get("whole", False) for view in case.views if view.number in rows)
         if len(rows) > 1 and (one := _part(name, rows, whole)) is not None:
             found.append(one)
-    return min(found, key=lambda one: one.seq) if found else None
+    return min(found, key=lambda one: _position(one, records)) if found else None
 
 
-def _part(name: str, rows: dict[int, dict[int, tuple[str, str]]], whole: bool) -> Parting | None:
+def _position(one: Parting, records: dict[int, Sequence[Call]]) -> float:
+    """How far into their records the ranks are at a parting: sequence numbers of two groups do not compare."""
+    places = [
+        index
+        for number, call in one.calls.items()
+        for index, other in enumerate(records[number])
+        if other is call
+    ]  # fmt: skip
+    return sum(places) / len(places) if places else 0.0
+
+
+def _part(name: str, calls: dict[int, dict[int, Call]], whole: bool) -> Parting | None:
+    rows = {number: {seq: _what(call) for seq, call in row.items()} for number, row in calls.items()}
     first = max(min(row) for row in rows.values())
     last = min(max(row) for row in rows.values())
     own = _recurring(rows, first, last)
     for seq in range(first, last + 1):
-        calls = {number: row[seq] for number, row in rows.items() if seq in row}
-        if len({_key(call, own) for call in calls.values()}) < 2:
+        here = {number: row[seq] for number, row in rows.items() if seq in row}
+        if len({_key(call, own) for call in here.values()}) < 2:
             continue
-        usual = Counter(calls.values()).most_common(1)[0][0]
-        odd = tuple(sorted(number for number, call in calls.items() if _key(call, own) != _key(usual, own)))
-        if not odd or len(odd) == len(calls):
+        seq = _shifted(rows, first, seq)
+        here = {number: row[seq] for number, row in rows.items() if seq in row}
+        usual = Counter(here.values()).most_common(1)[0][0]
+        odd = tuple(sorted(number for number, call in here.items() if _key(call, own) != _key(usual, own)))
+        if not odd:
+            odd = tuple(sorted(number for number, call in here.items() if call != usual))
+        if not odd or len(odd) == len(here):
             continue
-        if 2 * len(odd) == len(calls):
-            theirs = _say(calls[odd[0]])
-            return Parting(name, seq, (), theirs, _say(usual), "unknown", whole)
-        kind = _kind(rows[odd[0]], rows[next(number for number in calls if number not in odd)], seq)
-        return Parting(name, seq, odd, _say(calls[odd[0]]), _say(usual), kind, whole)
+        kind = _kind(rows[odd[0]], rows[next(number for number in here if number not in odd)], seq)
+        there = {number: row[seq] for number, row in calls.items() if seq in row}
+        return Parting(name, seq, odd, _say(here[odd[0]]), _say(usual), kind, whole, there)
     return None
 
 
-def _recurring(rows: dict[int, dict[int, tuple[str, str]]], first: int, last: int) -> set[frozenset[tuple[str, str]]]:
+def _shifted(rows: dict[int, dict[int, What]], first: int, end: int) -> int:
+    """Where ranks that differ at `end` began to be one call ahead or behind: at a call site seen once, before it.
+
+    A call that is made twice, or left out, pairs with the same call of the next iteration and seems to fit.
+    """
+    pairings = Counter(frozenset(row[seq] for row in rows.values() if seq in row) for seq in range(first, end))
+    for seq in range(first, end):
+        here = {number: row[seq] for number, row in rows.items() if seq in row}
+        if len(set(here.values())) != 2 or pairings[frozenset(here.values())] > 1:
+            continue
+        usual = Counter(here.values()).most_common(1)[0][0]
+        odd = [rows[number] for number, call in here.items() if call != usual]
+        rest = [rows[number] for number, call in here.items() if call == usual]
+        span = range(seq, end)
+        extra = all(row.get(at + 1) == rest[0].get(at) for row in odd for at in span)
+        skipped = all(row.get(at) == rest[0].get(at + 1) for row in odd for at in span)
+        if extra or skipped:
+            return seq
+    return end
+
+
+def _compare(case: Case, found: Parting) -> Verdict:
+    """What the text says about the two calls at which the records part."""
+    parties = []
+    for odd in (True, False):
+        views = [
+            replace(view, waits=(_wait(view, found.calls[view.number]),))
+            for view in case.views
+            if view.number in found.calls and (view.number in found.odd) is odd
+        ]
+        parties.append(Party(tuple(views)))
+    few, many = sorted(parties, key=lambda party: len(party.views))
+    return compare(case.evidence, few, many)
+
+
+def _wait(view: View, call: Call) -> Wait:
+    """The call as if the rank stood there; if it does, with all that its stack tells."""
+    users = [frame for frame in call.get("frames", []) if not is_library(frame["file"])]
+    path = tuple((frame["file"], frame["name"].rpartition(".")[2], frame["line"]) for frame in reversed(users))
+    now = view.wait
+    if path and now.communicates and now.path[-len(path) :] == path:
+        return now
+    if path and path[0][1] != "<module>":  # cut short: the rest is as it is now
+        at = next((index for index, spot in enumerate(now.path) if spot[:2] == path[0][:2]), None)
+        path = (*now.path[:at], *path) if at is not None else path
+    return Wait("call", call["op"], site=users[0] if users else None, path=path)
+
+
+def _recurring(rows: dict[int, dict[int, What]], first: int, last: int) -> set[frozenset[What]]:
     """Pairings of call sites that are the program's own: there from the start, or followed by agreement."""
-    seen: set[frozenset[tuple[str, str]]] = set()
-    waiting: list[frozenset[tuple[str, str]]] = []
+    seen: set[frozenset[What]] = set()
+    waiting: list[frozenset[What]] = []
     for seq in range(first, last + 1):
         calls = frozenset(row[seq] for row in rows.values() if seq in row)
         if len({op for op, _ in calls}) > 1:
@@ -125,7 +186,7 @@ def _recurring(rows: dict[int, dict[int, tuple[str, str]]], first: int, last: in
     return seen
 
 
-def _key(call: tuple[str, str], own: set[frozenset[tuple[str, str]]]) -> tuple[str, str]:
+def _key(call: What, own: set[frozenset[What]]) -> What:
     """What has to be equal: the operation and the site, where sites that the program pairs count as one."""
     for pairing in own:
         if call in pairing:
@@ -133,7 +194,7 @@ def _key(call: tuple[str, str], own: set[frozenset[tuple[str, str]]]) -> tuple[s
     return call
 
 
-def _kind(odd: dict[int, tuple[str, str]], usual: dict[int, tuple[str, str]], seq: int) -> str:
+def _kind(odd: dict[int, What], usual: dict[int, What], seq: int) -> str:
     """Skipped where the odd one's call is what the others do next, extra where it is the other way round."""
     later = [usual.get(seq + step) for step in (1, 2, 3)]
     if odd[seq] in later or usual.get(seq + 1) is None:
@@ -145,10 +206,10 @@ def _calls(record: object) -> Sequence[Call]:
     return record.get("calls", []) if isinstance(record, dict) else []
 
 
-def _what(call: Call) -> tuple[str, str]:
-    site = next((frame for frame in call.get("frames", []) if not is_library(frame["file"])), None)
-    return call["op"], f"{site['file'].rpartition('/')[2]}:{site['line']}" if site else ""
+def _what(call: Call) -> What:
+    users = [frame for frame in call.get("frames", []) if not is_library(frame["file"])]
+    return call["op"], tuple(f"{frame['file'].rpartition('/')[2]}:{frame['line']}" for frame in users)
 
 
-def _say(call: tuple[str, str]) -> str:
-    return f"{call[0]} at {call[1]}" if call[1] else call[0]
+def _say(call: What) -> str:
+    return f"{call[0]} at {call[1][0]}" if call[1] else call[0]

@@ -6,16 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mldebug.hang._frames import Wait, main_thread, own_frames, read, source_of
+from mldebug.hang._frames import COMMUNICATION, Wait, main_thread, own_frames, read, source_of
 from mldebug.hang._frames_gpu import on_gpu
 from mldebug.hang._judge_text import is_endless, is_loop, is_poll
 from mldebug.hang._source import is_library
 
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Child, Evidence, Frame, Rank, Sample, Source, Thread
-
-COMMUNICATION = ("collective", "p2p", "backward", "new-group", "init")
-
 
 @dataclass(frozen=True)
 class View:
@@ -41,7 +38,7 @@ class View:
     @property
     def communicates(self) -> bool:
         """Whether it waits for other ranks."""
-        return self.wait.kind in COMMUNICATION
+        return self.wait.communicates
 
     @property
     def runs(self) -> bool:

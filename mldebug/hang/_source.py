@@ -59,6 +59,8 @@ def _frames(evidence: Evidence) -> Iterator[Frame]:
             for sample in process["samples"]:
                 for thread in sample["threads"]:
                     yield from thread["frames"]
+        for call in rank["record"]["calls"] if "record" in rank else ():
+            yield from call.get("frames", ())
 
 
 def _read(path: str) -> _File | None:
