@@ -14,7 +14,7 @@ from mldebug.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from mldebug.core.errors import MldebugError
-    from mldebug.hang import SpyReport, Verdict, WatchReport, collect, judge, spy, watch
+    from mldebug.hang import SpyReport, Verdict, WatchReport, collect, hang_watchdog, judge, mark, spy, watch
     from mldebug.numerics import (
         DebugUnderflowOverflow,
         Event,
@@ -57,7 +57,9 @@ __all__ = [
     "check",
     "collect",
     "diagnose",
+    "hang_watchdog",
     "judge",
+    "mark",
     "pack",
     "scalar_logger",
     "spy",
@@ -86,7 +88,9 @@ _HOMES = {
     "check": "mldebug.numerics",
     "collect": "mldebug.hang",
     "diagnose": "mldebug.numerics",
+    "hang_watchdog": "mldebug.hang",
     "judge": "mldebug.hang",
+    "mark": "mldebug.hang",
     "pack": "mldebug.tiny",
     "scalar_logger": "mldebug.numerics",
     "spy": "mldebug.hang",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mldebug.hang._source import annotate
     from mldebug.hang._verdict import Verdict
     from mldebug.hang._watch import WatchReport, watch
+    from mldebug.hang._watchdog import hang_watchdog
 
 __all__ = [
     "Evidence",
@@ -31,6 +32,7 @@ __all__ = [
     "annotate",
     "collect",
     "enable",
+    "hang_watchdog",
     "judge",
     "load_evidence",
     "mark",
@@ -49,6 +51,7 @@ _HOMES = {
     "annotate": "mldebug.hang._source",
     "collect": "mldebug.hang._collect",
     "enable": "mldebug.hang._agent",
+    "hang_watchdog": "mldebug.hang._watchdog",
     "judge": "mldebug.hang._judge",
     "load_evidence": "mldebug.hang._inspect",
     "mark": "mldebug.hang._agent",

@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import IO, Any
 
 from mldebug.hang._page import (
@@ -25,6 +26,7 @@ from mldebug.hang._page import (
     ASKED,
     BEAT,
     ENVIRONMENT,
+    KINDS,
     MAGIC,
     MARKS,
     SIGN,
@@ -34,6 +36,7 @@ from mldebug.hang._page import (
     STEP,
     folder_for,
     is_private,
+    reclaim_files,
     start_ticks,
 )
 
@@ -42,6 +45,7 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 _page: memoryview | None = None  # eight numbers, see _page.py
 _agent: _Agent | None = None
+each_second: list[Callable[[], None]] = []  # what the agent's thread has to do besides
 
 
 def enable() -> bool:
@@ -99,7 +103,8 @@ def _open_page() -> bool:
             return False
         handle = os.open(f"{_stem()}.page", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
-            os.ftruncate(handle, SIZE)
+            # Memory that is had for sure: a full /dev/shm would else kill the program when it first writes to the page.
+            os.posix_fallocate(handle, 0, SIZE)
             page = memoryview(mmap.mmap(handle, SIZE)).cast("q")
         finally:
             os.close(handle)
@@ -108,6 +113,8 @@ def _open_page() -> bool:
         return False
     page[START] = start
     page[MAGIC] = SIGN
+    with contextlib.suppress(OSError):
+        reclaim_files(folder)
     _page = page
     atexit.register(_leave, os.getpid())
     os.register_at_fork(after_in_child=_forget)
@@ -122,6 +129,7 @@ def _forget() -> None:
     """In a forked child: the page is its parent's, and the agent's thread is not here."""
     global _page, _agent, _failed
     _page, _agent, _failed = None, None, True
+    each_second.clear()
 
 
 def _leave(pid: int) -> None:
@@ -130,7 +138,7 @@ def _leave(pid: int) -> None:
     if _agent is not None:
         _agent.stop()
     stem = _stem()
-    for kind in ("page", "record", "stacks", "threads"):
+    for kind in KINDS:
         with contextlib.suppress(OSError):
             os.unlink(f"{stem}.{kind}")
 
@@ -180,6 +188,9 @@ class _Agent:
             page[BEAT] += 1
             if page[BEAT] % 10 == 1:
                 self._name_threads()
+                for task in tuple(each_second):
+                    with contextlib.suppress(Exception):
+                        task()
             if page[ASKED] != page[ANSWERED] or (not self._warm and page[BEAT] % 10 == 0 and _records()):
                 self._wanted.set()
             time.sleep(_BEAT)

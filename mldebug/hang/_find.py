@@ -6,7 +6,7 @@ import contextlib
 import os
 import pwd
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -63,6 +63,10 @@ _JOB = (
 _KEPT = {name for names in _LAUNCHERS for name in names} | {*_JOB, ENVIRONMENT, "LOCAL_WORLD_SIZE"}
 
 
+from_inside = False  # whether a rank started this process to look at it: what is above us is then no tool of ours
+_WATCHDOG = "mldebug.hang._watchdog_look"
+
+
 def find_ranks(
     pids: Sequence[int] = (), name: str | None = None, user: str | None = None
 ) -> tuple[list[Found], list[str]]:
@@ -100,12 +104,31 @@ def find_ranks(
             pid = others[0].process.pid
             notes.append(f"another job is here too ({len(others)} ranks, one is pid {pid}): `--pid {pid}` looks at it")
     found = jobs[chosen]
-    tops = {one.process.pid for one in ranks}
+    tops = {one.process.pid for one in ranks} | {pid for pid, one in everything.items() if _WATCHDOG in one.line}
     for one in found:
         one.children = [everything[pid] for pid in descendants(one.process.pid, below, tops)]
     notes += _zombies(found, everything, below)
     found.sort(key=lambda one: (one.rank is None, one.rank or 0, one.process.pid))
     return found, notes
+
+
+def ranks_beside(pid: int, *, spawned: bool) -> list[int]:
+    """Where to look for the ranks of the job that `pid` is of: themselves, or what started them by multiprocessing."""
+    everything = processes()
+    if pid not in everything:
+        return [pid]
+    mine = {number: one for number, one in everything.items() if one.uid == everything[pid].uid}
+    ranks = _numbered(mine, children_of(everything))
+    jobs = [one.job for one in ranks if one.process.pid == pid]
+    if jobs:
+        return [one.process.pid for one in ranks if one.job == jobs[0]]
+    return [everything[pid].parent if spawned else pid]
+
+
+def job_of(env: Mapping[str, str]) -> str:
+    """What the ranks of a job share, by the environment of one of them; "" where there is no launcher."""
+    who = _identity(env)
+    return _job(env, who[0]) if who is not None else ""
 
 
 def processes(below: Collection[int] = ()) -> dict[int, Process]:
@@ -200,7 +223,7 @@ def _starts_ranks(pid: int, who: _Identity, identities: dict[int, _Identity], be
     return any(identities[lower][0] < who[0] for lower in descendants(pid, below) if lower in identities)
 
 
-def _identity(env: dict[str, str]) -> _Identity | None:
+def _identity(env: Mapping[str, str]) -> _Identity | None:
     for level, (rank, local, size) in enumerate(_LAUNCHERS):
         if env.get(rank, "").isdecimal() and env.get(size, "").isdecimal():
             number = env.get(local, "")
@@ -208,7 +231,7 @@ def _identity(env: dict[str, str]) -> _Identity | None:
     return None
 
 
-def _job(env: dict[str, str], level: int) -> str:
+def _job(env: Mapping[str, str], level: int) -> str:
     """What ranks of one job share, on all nodes."""
     if level == 0 and env.get("MASTER_PORT"):
         return f"{env.get('MASTER_ADDR', '')}:{env['MASTER_PORT']}"
@@ -311,9 +334,9 @@ def _why_none(everything: dict[int, Process], uid: int, name: str | None) -> str
 
 
 def _own() -> set[int]:
-    """This process and those that it runs in: never a rank."""
+    """This process and those that it runs in: never a rank, but where a rank started us."""
     found = {os.getpid()}
-    one = look_up(os.getppid())
+    one = look_up(os.getppid()) if not from_inside else None
     while one is not None and one.pid > 1 and one.pid not in found:
         found.add(one.pid)
         one = look_up(one.parent)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import stat
 import tempfile
 
@@ -16,6 +18,8 @@ SIZE = 64
 MAGIC, START, BEAT, MARKS, STEP, ASKED, ANSWERED, SIGNAL = range(8)
 SIGN = 0x6D6C646267310001
 ENVIRONMENT = "MLDEBUG_AGENT"
+WATCHED = "mldebug-watch-"  # and PID-START of the watch: the folder of a watched job
+KINDS = ("page", "record", "record.new", "stacks", "threads", "threads.new")
 
 
 def folder_for(value: str | None, uid: int) -> str:
@@ -41,3 +45,33 @@ def start_ticks(pid: int | str) -> int:
             return int(stream.read().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return -1
+
+
+def reclaim_files(folder: str) -> bool:
+    """Remove what processes that were killed left in a folder; returns whether no process uses it any more."""
+    names = os.listdir(folder)
+    alive = set()
+    for name in names:
+        pid = name.partition(".")[0]
+        if name.endswith(".page") and os.path.exists(f"/proc/{pid}"):
+            alive.add(pid)
+    for name in names:
+        pid, _, kind = name.partition(".")
+        if pid.isdecimal() and kind in KINDS and pid not in alive:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, name))
+    return not alive
+
+
+def reclaim_folders() -> None:
+    """Remove the folders of watches that were killed, where their job has ended too."""
+    for base in {"/dev/shm", tempfile.gettempdir()}:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(base):
+                match = re.fullmatch(re.escape(WATCHED) + r"(\d+)-(\d+)-\w+", name)
+                folder = os.path.join(base, name)
+                if match is None or start_ticks(match[1]) == int(match[2]) or not is_private(folder, os.geteuid()):
+                    continue
+                with contextlib.suppress(OSError):
+                    if reclaim_files(folder):
+                        shutil.rmtree(folder, ignore_errors=True)

@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mldebug.hang._find import Process, children_of, descendants, processes
 from mldebug.hang._page import ENVIRONMENT
@@ -66,6 +66,22 @@ def end_job(top: int, folder: str, grace: float = 3.0) -> list[int]:
         if not _alive(known):
             break
         time.sleep(0.05)
+    return _alive(known)
+
+
+def end_ranks(pids: Sequence[int], grace: float = 3.0) -> list[int]:
+    """End ranks with all that they started, but for this process; their launcher stays to see it."""
+    everything = processes()
+    below = children_of(everything)
+    found = {one for pid in pids for one in (pid, *descendants(pid, below, {os.getpid()})) if one in everything}
+    known = {pid: everything[pid].start for pid in found - {os.getpid()}}
+    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 3.0)):
+        for pid in _alive(known):
+            _send(pid, number)
+            _send(pid, signal.SIGCONT)
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and _alive(known):
+            time.sleep(0.05)
     return _alive(known)
 
 

@@ -7,26 +7,22 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.errors import UsageError
 from mldebug.core.report import Report
-from mldebug.hang import _nccl as nccl
-from mldebug.hang._collect import collect
 from mldebug.hang._evidence import SCHEMA, Evidence
-from mldebug.hang._judge import judge
-from mldebug.hang._page import ENVIRONMENT
+from mldebug.hang._page import ENVIRONMENT, WATCHED, reclaim_folders, start_ticks
 from mldebug.hang._report import SpyReport
-from mldebug.hang._source import annotate
 from mldebug.hang._tree import adopting, end_job
 from mldebug.hang._verdict import Verdict
-
-if TYPE_CHECKING:
-    from mldebug.hang._evidence import Rank
+from mldebug.hang._watch_looks import Looks
 
 ACTIONS = ("spy", "kill")
 _TICK = 0.2  # seconds between two questions whether the job has ended
@@ -97,7 +93,8 @@ def watch(
     It hangs where nothing moved in `timeout` seconds and the stacks say why; a job that is slow does not. Then
     `on_alarm` gets the report, once, and with "kill" in `on_hang` the job is ended with all that it started. Ranks get
     the agent (MLDEBUG_AGENT in their environment) where mldebug is installed in their Python. `stdout` is a descriptor
-    for the job's output. Raises UsageError where the command cannot be started.
+    for the job's output. Signals are passed on to the job; it lives on where this process is killed (SIGKILL). Raises
+    UsageError where the command cannot be started.
 
         report = watch(["torchrun", "--nproc-per-node", "4", "train.py"], timeout=60, on_hang=("spy", "kill"))
     """
@@ -107,8 +104,7 @@ def watch(
         raise UsageError(f"on_hang has no {unknown[0]!r}", f"it takes {' and '.join(ACTIONS)}")
     if timeout <= 0:
         raise UsageError(f"timeout is {timeout}, not a number of seconds above 0", "600 is usual for a long job")
-    base = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    folder = tempfile.mkdtemp(prefix="mldebug-", dir=base)
+    folder = _make_folder()
     try:
         with adopting():
             return _Watch(command, folder, timeout, "kill" in on_hang, on_alarm, stdout).run()
@@ -126,13 +122,11 @@ class _Watch:
         on_alarm: Callable[[SpyReport], None] | None,
         stdout: int | None,
     ) -> None:
-        self._command, self._folder, self._timeout = list(command), folder, timeout
+        self._command, self._folder = list(command), folder
         self._kill, self._on_alarm, self._stdout = kill, on_alarm, stdout
-        self._looks: list[Evidence] = []
-        self._count = 0
-        self._last: SpyReport | None = None
-        self._slow: SpyReport | None = None  # the last that named a straggler
+        self._looks = Looks(timeout)
         self._alarm: SpyReport | None = None
+        self._complained = False
 
     def run(self) -> WatchReport:
         began = time.monotonic()
@@ -160,111 +154,47 @@ class _Watch:
             killed,
             tuple(left),
             time.monotonic() - began,
-            self._count,
+            self._looks.count,
         )
 
     def _until_it_ends(self, job: subprocess.Popen[bytes]) -> bool:
         """Wait for the end of the job, looking at it; returns whether it has to be ended."""
-        pause = max(1.0, self._timeout / 2.2)  # three looks span the time
-        next_look = time.monotonic() + pause
+        next_look = time.monotonic() + self._looks.pause
         while job.poll() is None:
             if time.monotonic() < next_look:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     job.wait(_TICK)
                 continue
-            if self._alarm is None and self._hangs(job.pid):
-                if self._on_alarm is not None and self._alarm is not None:
-                    self._on_alarm(self._alarm)
-                if self._kill:
-                    return True
-            next_look = time.monotonic() + pause
+            if self._alarm is None:
+                self._alarm = self._look(job.pid)
+                if self._alarm is not None:
+                    if self._on_alarm is not None:
+                        self._on_alarm(self._alarm)
+                    if self._kill:
+                        return True
+            next_look = time.monotonic() + self._looks.pause
         return False
 
-    def _hangs(self, pid: int) -> bool:
-        """One look; judged together with those before it, as far as the timeout reaches back."""
-        evidence = self._look(pid, 1)
-        if evidence is None or not any(rank["status"] == "ok" for rank in evidence["ranks"]):  # not seen: no reason
-            self._looks.clear()
-            return False
-        self._looks.append(evidence)
-        while len(self._looks) > 2 and self._looks[1]["time"] <= evidence["time"] - self._timeout:
-            self._looks.pop(0)
-        joined = _joined(self._looks)
-        verdict = judge(joined)
-        self._last = SpyReport(verdict, joined)
-        if verdict.kind == "straggler" and not verdict.hung:
-            self._slow = self._last
-        if not verdict.hung or evidence["time"] - self._looks[0]["time"] < self._timeout * 0.9:
-            return False
-        closer = self._look(pid, 2)
-        if closer is None:
-            return False
-        joined = _joined([*self._looks, closer])
-        verdict = judge(joined)
-        self._last = SpyReport(verdict, joined)
-        if verdict.hung:
-            self._alarm = self._last
-        return verdict.hung
-
-    def _look(self, pid: int, samples: int) -> Evidence | None:
-        """What is seen now. A job that ends under our eyes is no error, and neither is one that cannot be seen."""
-        with contextlib.suppress(MldebugError):
-            evidence = collect(pids=[pid], samples=samples, timeout=max(5.0, self._timeout / 2))
-            annotate(evidence)
-            self._count += 1
-            return evidence
-        return None
+    def _look(self, pid: int) -> SpyReport | None:
+        """Whatever goes wrong in a look is told once, and the job goes on: it must not die of being watched."""
+        try:
+            return self._looks.look([pid])
+        except Exception:
+            if not self._complained:
+                self._complained = True
+                sys.stderr.write(f"mldebug: a look at the job failed, and it goes on:\n{traceback.format_exc()}")
+            return None
 
     def _found(self, status: int) -> SpyReport:
         if self._alarm is not None:
             return self._alarm
         how = f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
         text, kind = f"The job ended ({how}); no hang was seen.", "unknown"
-        if self._slow is not None:
-            text, kind = f"{text} On the way: {self._slow.verdict.text}", "straggler"
-        seen = self._slow or self._last
+        if self._looks.slow is not None:
+            text, kind = f"{text} On the way: {self._looks.slow.verdict.text}", "straggler"
+        seen = self._looks.slow or self._looks.last
         evidence = seen.evidence if seen is not None else _nothing()
         return SpyReport(Verdict(False, kind, (), text, "high", ("process state",)), evidence)
-
-
-def _joined(looks: Sequence[Evidence]) -> Evidence:
-    """The last evidence with the samples of the earlier ones in front, as far as the same processes were there."""
-    last = looks[-1]
-    ranks: list[Rank] = []
-    for rank in last["ranks"]:
-        before = [
-            one
-            for look in looks[:-1]
-            for one in look["ranks"]
-            if one["pid"] == rank["pid"] and abs(one["start"] - rank["start"]) < 1
-        ]
-        joined: Rank = {**rank, "samples": [sample for one in [*before, rank] for sample in one["samples"]]}
-        progress: Any = {}
-        for key in ("step", "heartbeat"):
-            values = [value for one in [*before, rank] for value in one.get("progress", {}).get(key, [])]  # type: ignore[attr-defined]
-            if values:
-                progress[key] = values
-        if progress:
-            joined["progress"] = progress
-        joined["nccl"], joined["gpus"] = nccl.joined([*before, rank])
-        joined["children"] = [
-            {
-                **child,
-                "samples": [
-                    sample
-                    for one in [*before, rank]
-                    for other in one["children"]
-                    if other["pid"] == child["pid"]
-                    for sample in other["samples"]
-                ],
-            }
-            for child in rank["children"]
-        ]
-        ranks.append(joined)
-    sources: dict[str, Any] = {}
-    for look in looks:
-        sources.update(look.get("source", {}))
-    return {**last, "ranks": ranks, "source": sources}
 
 
 def _nothing() -> Evidence:
@@ -273,18 +203,47 @@ def _nothing() -> Evidence:
 
 @contextlib.contextmanager
 def _passing_on(job: subprocess.Popen[bytes]) -> Iterator[None]:
-    """While entered, a request to end goes to the job; Ctrl-C reaches it from the terminal by itself."""
+    """While entered, signals to us go to the job. Ctrl-C too; a second one ends the job with all that it started."""
+    interrupts = 0
 
     def to_job(number: int, _frame: object) -> None:
+        nonlocal interrupts
+        if number == signal.SIGINT:
+            interrupts += 1
+            if interrupts > 1:
+                raise KeyboardInterrupt
+            if _from_terminal():  # the job has had it from there
+                return
         with contextlib.suppress(OSError):
             job.send_signal(number)
 
     before: dict[int, Any] = {}
     try:
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             with contextlib.suppress(ValueError):  # not the main thread
-                before[number] = signal.signal(number, to_job)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup: the job ignores it too
+                    before[number] = signal.signal(number, to_job)
         yield
     finally:
         for caught, handler in before.items():
             signal.signal(caught, handler)
+
+
+def _from_terminal() -> bool:
+    """Whether a Ctrl-C comes from the terminal, which sends it to all of the programs in front."""
+    with contextlib.suppress(OSError):
+        handle = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return os.tcgetpgrp(handle) == os.getpgrp()
+        finally:
+            os.close(handle)
+    return False
+
+
+def _make_folder() -> str:
+    """The folder that the agents of this job write to. Without one they do nothing, and the job is watched still."""
+    reclaim_folders()
+    for base in ("/dev/shm", tempfile.gettempdir()):
+        with contextlib.suppress(OSError):
+            return tempfile.mkdtemp(prefix=f"{WATCHED}{os.getpid()}-{start_ticks('self')}-", dir=base)
+    return f"/dev/shm/{WATCHED}none"

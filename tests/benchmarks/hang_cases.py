@@ -7,6 +7,7 @@ Right is: the ranks, the kind, the exit status, no process left behind and no fi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -18,8 +19,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from mldebug.hang._find import processes
 
 RENDEZVOUS = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")  # no port that two jobs could share
 
@@ -88,11 +87,22 @@ def run_case(case: Case, timeout: float, limit: float) -> Outcome:
         wrong.append(f"kind {verdict['kind']} and not {case.kind}")
     if process.returncode != int(case.hung):
         wrong.append(f"exit status {process.returncode}")
-    if left := [one.pid for one in processes().values() if case.path.name in one.line and one.pid != os.getpid()]:
+    if left := processes_of(folder):
         wrong.append(f"processes left: {left}")
     if files := left_in_shared_memory() - before:
         wrong.append(f"files left: {sorted(files)}")
     return Outcome(wrong, seconds, document)
+
+
+def processes_of(folder: str) -> list[int]:
+    """The processes that were started with this TMPDIR: others may run the same program."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            with contextlib.suppress(OSError):
+                if f"TMPDIR={folder}\0" in Path("/proc", entry, "environ").read_text(errors="replace"):
+                    found.append(int(entry))
+    return found
 
 
 def left_in_shared_memory() -> set[str]:

@@ -1,0 +1,118 @@
+"""Looks at a job from time to time, and judges what they show together."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mldebug.core.errors import MldebugError
+from mldebug.hang import _nccl as nccl
+from mldebug.hang._collect import collect
+from mldebug.hang._judge import judge
+from mldebug.hang._report import SpyReport
+from mldebug.hang._source import annotate
+
+if TYPE_CHECKING:
+    from mldebug.hang._evidence import Evidence, Rank
+
+_LATE = 10.0  # seconds that a look may take on a machine that is very busy
+
+
+class Looks:
+    """What was seen of a job so far, as far as `timeout` reaches back.
+
+    looks = Looks(300)
+    while running():
+        time.sleep(looks.pause)
+        report = looks.look([pid])  # a SpyReport once nothing has moved for 300 seconds
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.pause = max(1.0, timeout / 2.2)  # three looks span the time
+        self.count = 0
+        self.last: SpyReport | None = None
+        self.slow: SpyReport | None = None  # the last that named a straggler
+        self._timeout = timeout
+        self._kept: list[tuple[float, Evidence]] = []
+
+    def look(self, pids: Sequence[int]) -> SpyReport | None:
+        """Look at the ranks among these processes and below them; the report if they hang.
+
+        They do where nothing moved over the time and the stacks say so. A job that cannot be seen does not.
+        """
+        now = time.monotonic()
+        evidence = self._look(pids, 1)
+        if evidence is None or not any(rank["status"] == "ok" for rank in evidence["ranks"]):
+            self._kept.clear()
+            return None
+        if self._kept and now - self._kept[-1][0] > 3 * self.pause + _LATE:
+            self._kept.clear()  # we were stopped ourselves (Ctrl-Z, a machine that slept), and the job with us
+        self._kept.append((now, evidence))
+        while len(self._kept) > 2 and self._kept[1][0] <= now - self._timeout:
+            self._kept.pop(0)
+        found = self._judge([look for _, look in self._kept])
+        if found.verdict.kind == "straggler" and not found.verdict.hung:
+            self.slow = found
+        if not found.verdict.hung or now - self._kept[0][0] < self._timeout * 0.9:
+            return None
+        closer = self._look(pids, 2)
+        if closer is None:
+            return None
+        found = self._judge([*(look for _, look in self._kept), closer])
+        return found if found.verdict.hung else None
+
+    def _judge(self, parts: Sequence[Evidence]) -> SpyReport:
+        joined = _joined(parts)
+        self.last = SpyReport(judge(joined), joined)
+        return self.last
+
+    def _look(self, pids: Sequence[int], samples: int) -> Evidence | None:
+        """What is seen now. A job that ends under our eyes is no error, and neither is one that cannot be seen."""
+        with contextlib.suppress(MldebugError):
+            evidence = collect(pids=pids, samples=samples, timeout=max(5.0, self._timeout / 2))
+            annotate(evidence)
+            self.count += 1
+            return evidence
+        return None
+
+
+def _joined(looks: Sequence[Evidence]) -> Evidence:
+    """The last evidence with the samples of the earlier ones in front, as far as the same processes were there."""
+    last = looks[-1]
+    ranks: list[Rank] = []
+    for rank in last["ranks"]:
+        before = [
+            one
+            for look in looks[:-1]
+            for one in look["ranks"]
+            if one["pid"] == rank["pid"] and abs(one["start"] - rank["start"]) < 1
+        ]
+        joined: Rank = {**rank, "samples": [sample for one in [*before, rank] for sample in one["samples"]]}
+        progress: Any = {}
+        for key in ("step", "heartbeat"):
+            values = [value for one in [*before, rank] for value in one.get("progress", {}).get(key, [])]  # type: ignore[attr-defined]
+            if values:
+                progress[key] = values
+        if progress:
+            joined["progress"] = progress
+        joined["nccl"], joined["gpus"] = nccl.joined([*before, rank])
+        joined["children"] = [
+            {
+                **child,
+                "samples": [
+                    sample
+                    for one in [*before, rank]
+                    for other in one["children"]
+                    if other["pid"] == child["pid"]
+                    for sample in other["samples"]
+                ],
+            }
+            for child in rank["children"]
+        ]
+        ranks.append(joined)
+    sources: dict[str, Any] = {}
+    for look in looks:
+        sources.update(look.get("source", {}))
+    return {**last, "ranks": ranks, "source": sources}
