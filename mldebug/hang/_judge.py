@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mldebug.hang import _judge_order, _judge_process, _judge_record
+from mldebug.hang import _judge_children, _judge_order, _judge_process, _judge_record
 from mldebug.hang._judge_case import Case, ranges
 from mldebug.hang._verdict import Verdict
 
@@ -29,9 +29,9 @@ _RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     _judge_process.moving,
     _judge_process.ended_main_thread,
     _judge_order.callbacks,
-    _judge_process.locks,
-    _judge_process.children,
-    _judge_process.pipes,
+    _judge_children.locks,
+    _judge_children.children,
+    _judge_children.pipes,
     _judge_order.group_makers,
     _judge_order.two_threads,
     _judge_process.polling,

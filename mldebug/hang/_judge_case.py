@@ -138,5 +138,14 @@ def crowd(found: list[View]) -> str:
     return f"{text}; others elsewhere" if len(rows) > 3 else text
 
 
+def rest(found: list[View]) -> str:
+    """A sentence on what other ranks do; "" where there is none."""
+    return sentence(crowd(found)) if found else ""
+
+
+def cap(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from mldebug.hang._frames import main_thread, members_to_be, way
-from mldebug.hang._judge_case import Case, crowd, doing, name_ranks, place, sentence
+from mldebug.hang._judge_case import Case, cap, crowd, doing, name_ranks, place, sentence
 from mldebug.hang._judge_parted import Party, compare, singled_out
 from mldebug.hang._judge_text import holds
 from mldebug.hang._judge_views import View, frame_source
@@ -32,7 +32,7 @@ def callbacks(case: Case) -> Verdict | None:
         f"{name_ranks(numbers)} {doing(found[0][1])}, called from {found[0][1].callback}: destructors and exit "
         f"handlers run when each process likes. {sentence(crowd(others))}"
     )
-    return Verdict(True, "collective-in-destructor", numbers, _cap(text), "high", ("stacks",))
+    return Verdict(True, "collective-in-destructor", numbers, cap(text), "high", ("stacks",))
 
 
 def group_makers(case: Case) -> Verdict | None:
@@ -51,7 +51,7 @@ def group_makers(case: Case) -> Verdict | None:
         f"{crowd(makers)}, which every rank of the job has to call, members or not; {name_ranks(late)} did not. "
         f"{sentence(crowd(others))}"
     )
-    return Verdict(True, "missing-group-constructor", culprits, _cap(text), "high", ("stacks",))
+    return Verdict(True, "missing-group-constructor", culprits, cap(text), "high", ("stacks",))
 
 
 def _group_numbers(makers: list[View], others: list[View]) -> Verdict | None:
@@ -70,7 +70,7 @@ def _group_numbers(makers: list[View], others: list[View]) -> Verdict | None:
     groups = "; ".join(f"{name_ranks(numbers)} make group {name}" for name, numbers in list(names.items())[:4])
     text = f"{groups}: {name_ranks(culprits)} did not make a group that the others made, as every rank has to."
     return Verdict(
-        True, "missing-group-constructor", culprits, _cap(text), "high" if counted else "low", ("stacks", "locals")
+        True, "missing-group-constructor", culprits, cap(text), "high" if counted else "low", ("stacks", "locals")
     )
 
 
@@ -100,7 +100,7 @@ def two_threads(case: Case) -> Verdict | None:
         f"two threads of {name_ranks(numbers)} use one process group: {names[0]} {doing(waits[0])}, "
         f'"{names[-1]}" {doing(waits[-1])}. Each rank may issue them in another order.'
     )
-    return Verdict(True, "two-threads-one-group", culprits, _cap(text), "medium", ("stacks",))
+    return Verdict(True, "two-threads-one-group", culprits, cap(text), "medium", ("stacks",))
 
 
 def peers(case: Case) -> Verdict | None:
@@ -125,7 +125,7 @@ def peers(case: Case) -> Verdict | None:
         return None
     chain = [item for item in case.seen if item.number in known]
     text = f"{crowd(chain)}; at the end of the chain rank {end} {doing(view.wait)}."
-    return Verdict(True, "skipped-collective", (end,), _cap(text), "medium", ("wait-for edges", "stacks"))
+    return Verdict(True, "skipped-collective", (end,), cap(text), "medium", ("wait-for edges", "stacks"))
 
 
 def _cycle(case: Case, ring: list[int], edges: dict[int, int]) -> Verdict:
@@ -138,7 +138,7 @@ def _cycle(case: Case, ring: list[int], edges: dict[int, int]) -> Verdict:
         f"a cycle of {len(ring)} ranks, each waiting for the next: {arrows}. Rank {ring[0]} {doing(view.wait)}; "
         "the call that would answer it comes later in the program."
     )
-    return Verdict(True, "p2p-cycle", culprits, _cap(text), "high", ("wait-for edges", "stacks"))
+    return Verdict(True, "p2p-cycle", culprits, cap(text), "high", ("wait-for edges", "stacks"))
 
 
 def _returns(number: int, edges: dict[int, int]) -> bool:
@@ -164,18 +164,18 @@ def same_place(case: Case) -> Verdict | None:
         text = (
             f"all ranks are at {place(parties[0].wait)} in the same step, but in other groups: {crowd(case.waiting)}."
         )
-        return Verdict(True, "cross-group-order", small, _cap(text), "medium", ("stacks", "integer locals"))
+        return Verdict(True, "cross-group-order", small, cap(text), "medium", ("stacks", "integer locals"))
     wait = parties[0].wait
     if wait.kind == "collective" and not wait.op and _posts_messages(case, wait):
         text = f"all {len(case.waiting)} ranks {_plural(doing(wait))} for a message, and none is sent before it."
-        return Verdict(True, "p2p-cycle", (), _cap(text), "low", ("stacks", "program text"))
+        return Verdict(True, "p2p-cycle", (), cap(text), "low", ("stacks", "program text"))
     if wait.kind == "init":
         text = f"all {len(case.waiting)} ranks {_plural(doing(wait))} and nobody moves: the address or the network."
     else:
         text = (
             f"all {len(case.waiting)} ranks {_plural(doing(wait))} and nobody moves: no rank is late, so the network."
         )
-    return Verdict(True, "network", (), _cap(text), "low", ("stacks", "two samples"))
+    return Verdict(True, "network", (), cap(text), "low", ("stacks", "two samples"))
 
 
 def _posts_messages(case: Case, wait: Wait) -> bool:
@@ -207,7 +207,7 @@ def _split_by_ints(case: Case) -> Verdict | None:
             f"all ranks wait at {place(case.waiting[0].wait)}, but in another iteration: {key[1]}={value} on "
             f"{name_ranks(odd)} ({way}), {key[1]}={usual} on {name_ranks(rest)}."
         )
-        return Verdict(True, "iteration-skew", odd, _cap(text), sure, ("integer locals", "stacks"))
+        return Verdict(True, "iteration-skew", odd, cap(text), sure, ("integer locals", "stacks"))
     return None
 
 
@@ -268,7 +268,3 @@ def _communications(view: View) -> list[Wait]:
 
 def _plural(text: str) -> str:
     return text.replace("waits", "wait", 1)
-
-
-def _cap(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mldebug.hang._frames import COLLECTIVES, way
-from mldebug.hang._judge_case import crowd, doing, name_ranks, place, sentence, verb
+from mldebug.hang._judge_case import cap, crowd, doing, name_ranks, place, sentence, verb
 from mldebug.hang._judge_text import (
     asks_rank,
     counts_only,
@@ -66,7 +66,7 @@ def compare(evidence: Evidence, few: Party, many: Party) -> Verdict:
         if verdict is not None:
             return verdict
     text = f"{crowd(list(few.views))}; {crowd(list(many.views))}."
-    return Verdict(True, "unknown", few.numbers, _cap(text), "low", ("stacks",))
+    return Verdict(True, "unknown", few.numbers, cap(text), "low", ("stacks",))
 
 
 def left_a_loop(evidence: Evidence, away: list[View], waiting: list[View]) -> Verdict | None:
@@ -137,7 +137,7 @@ def _swapped(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
     text = f"two groups are used in another order: {crowd(list(few.party.views))}; {crowd(list(many.party.views))}."
     by_rank = asks_rank(branch)
     rests = ("stacks", "program text") if branch else ("stacks",)
-    return Verdict(True, "cross-group-order", few.numbers, _cap(text), "high" if by_rank else "medium", rests)
+    return Verdict(True, "cross-group-order", few.numbers, cap(text), "high" if by_rank else "medium", rests)
 
 
 def _both_ways(evidence: Evidence, few: _Side, many: _Side) -> bool:
@@ -166,7 +166,7 @@ def _guarded(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
             f"{name_ranks(side.numbers)} {_plural(doing(side.party.wait), side)} under `{guard}`, which "
             f"{name_ranks(rest.numbers)} cannot pass; {crowd(list(rest.party.views))}."
         )
-        return Verdict(True, kind, culprit.numbers, _cap(text), "high", ("program text", "stacks"))
+        return Verdict(True, kind, culprit.numbers, cap(text), "high", ("program text", "stacks"))
     return None
 
 
@@ -194,7 +194,7 @@ def _left_loop(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
             f"{_plural(doing(left.party.wait), left)}; {verb(inside.numbers, 'is still in it')} and "
             f"{_plural(doing(inside.party.wait), inside)}: {why}."
         )
-        return Verdict(True, kind, culprit.numbers, _cap(text), "low" if ties else "high", ("stacks", "program text"))
+        return Verdict(True, kind, culprit.numbers, cap(text), "low" if ties else "high", ("stacks", "program text"))
     return None
 
 
@@ -266,7 +266,7 @@ def _passed_by(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
     founded = ways or conditional or drift
     equal = len(few.numbers) == len(many.numbers) and numbers == culprit.numbers
     sure = "low" if equal else "high" if founded else "medium"
-    return Verdict(True, kind, numbers, _cap(text), sure, ("stacks", "program text"))
+    return Verdict(True, kind, numbers, cap(text), sure, ("stacks", "program text"))
 
 
 def singled_out(
@@ -296,7 +296,7 @@ def _picked(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
                 "the ranks are out of step since then."
             )
             kind = "rank-guarded-collective" if is_main_guard(guard) else "extra-collective"
-            return Verdict(True, kind, few.numbers, _cap(text), "medium", ("program text", "stacks"))
+            return Verdict(True, kind, few.numbers, cap(text), "medium", ("program text", "stacks"))
     return None
 
 
@@ -370,7 +370,3 @@ def _call(side: _Side) -> str:
 
 def _plural(text: str, side: _Side) -> str:
     return text.replace("waits", "wait", 1).replace("runs", "run", 1) if len(side.numbers) > 1 else text
-
-
-def _cap(text: str) -> str:
-    return text[:1].upper() + text[1:]

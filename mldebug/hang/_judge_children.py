@@ -1,0 +1,177 @@
+"""Rules about what a rank waits for outside of all collectives: file locks, children, pipes; and whether it works."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from mldebug.hang._frames import forked, source_of
+from mldebug.hang._judge_case import Case, cap, crowd, doing, place, rest, verb
+from mldebug.hang._judge_text import is_endless, is_loop, is_poll, long_sleep
+from mldebug.hang._judge_views import View, child_moved, child_wait, guards_of
+from mldebug.hang._verdict import Verdict
+
+if TYPE_CHECKING:
+    from mldebug.hang._evidence import Child
+
+
+def locks(case: Case) -> Verdict | None:
+    """A file lock that one rank holds and others want."""
+    wanting = [view for view in case.outside if view.wait.kind == "flock"]
+    if not wanting:
+        return None
+    wanted = {lock["inode"] for view in wanting for lock in view.rank["locks"] if lock["waits"]}
+    holders = [
+        view
+        for view in case.seen
+        if any(not lock["waits"] and (lock["inode"] in wanted or not wanted) for lock in view.rank["locks"])
+        and view not in wanting
+    ]
+    rests = ("wait-for edges", "stacks")
+    if not holders:  # a lock that /proc/locks does not show: the one who waits inside such a block
+        holders = [
+            view
+            for view in case.waiting
+            if any(re.match(r"with .*lock", guard, re.I) for guard in guards_of(case.evidence, view.wait.path))
+        ]
+        rests = ("stacks", "program text")
+    if not holders:
+        culprits = tuple(view.number for view in wanting)
+        text = f"{crowd(wanting)}; no rank of this job is seen to hold it. {rest(case.waiting)}"
+        return Verdict(True, "unknown", culprits, cap(text), "low", ("stacks",))
+    culprits = tuple(view.number for view in holders)
+    if all(not view.communicates and may_go_on(case, view) for view in holders):
+        text = f"slow, not hung: {verb(culprits, 'holds a file lock')}, and works: {crowd(holders)}; {crowd(wanting)}."
+        return Verdict(False, "straggler", (), cap(text), "medium", rests)
+    text = f"{verb(culprits, 'holds a file lock')}: {crowd(holders)}; {crowd(wanting)}."
+    return Verdict(True, "lock-barrier-cycle", culprits, cap(text), "high" if wanted else "medium", rests)
+
+
+def children(case: Case) -> Verdict | None:
+    """A rank that waits for its DataLoader or another child which is stuck itself."""
+    for view in case.outside:
+        if view.wait.kind not in ("dataloader", "join", "queue", "pipe", "subprocess", "event", "idle"):
+            continue
+        verdict = _stuck_child(case, view)
+        if verdict is not None:
+            return verdict
+    return None
+
+
+def pipes(case: Case) -> Verdict | None:
+    """A full pipe: the child writes where nobody reads, and the rank waits for the child to end."""
+    for view in case.outside:
+        if view.wait.kind not in ("subprocess", "join", "pipe", "queue"):
+            continue
+        writers = [child for child in view.rank["children"] if _writes(case, child)]
+        if writers:
+            text = (
+                f"rank {view.number} {doing(view.wait)}, while {name_child(writers[0])} waits to write into a full "
+                f"pipe that nobody reads. {rest(case.waiting)}"
+            )
+            return Verdict(True, "pipe-deadlock", (view.number,), cap(text), "high", ("wait-for edges", "stacks"))
+        if children_work(case, view):
+            text = f"slow, not hung: rank {view.number} {doing(view.wait)}, which is at work. {rest(case.waiting)}"
+            return Verdict(False, "straggler", (), cap(text), "medium", ("process state",))
+        if any(place in _wchan(view) for place in ("pipe_write", "sock_alloc_send")):
+            text = f"rank {view.number} waits to write into a full pipe at {place(view.wait)}. {rest(case.waiting)}"
+            return Verdict(True, "pipe-deadlock", (view.number,), cap(text), "medium", ("process state",))
+    return None
+
+
+def may_go_on(case: Case, view: View) -> bool:
+    """Whether a rank outside of all collectives may just be slow: it computes, or sleeps for a while."""
+    text = ""
+    if view.wait.site is not None:
+        source = source_of(case.evidence, view.wait.site)
+        text = source["text"] if source else ""
+    if view.wait.kind == "sleep":
+        return not long_sleep(text)
+    if view.wait.kind == "dataloader" and _sleepers(case, view):
+        return True
+    threads = any(wait.kind == "busy" for _, wait in view.threads)
+    return view.runs or view.wait.kind == "busy" or threads or children_work(case, view)
+
+
+def children_work(case: Case, view: View) -> bool:
+    return any(child_moved(child, case.evidence) for child in view.rank["children"])
+
+
+def _sleepers(case: Case, view: View) -> bool:
+    """Whether a child sleeps for a while, outside of any loop that asks."""
+    for child in view.rank["children"]:
+        found = child_wait(child, case.evidence)
+        if found is not None and found[0].kind == "sleep" and not _endless(case, found[0].path):
+            return True
+    return False
+
+
+def _endless(case: Case, path: tuple[tuple[str, str, int], ...]) -> bool:
+    source = case.evidence.get("source", {}).get(f"{path[-1][0]}:{path[-1][2]}") if path else None
+    if source is None:
+        return False
+    loops = [guard for guard in source["guards"] if is_loop(guard)]
+    steps = " ".join(step["what"] for step in source["steps"])
+    ways_out = [step["guards"] for step in source["steps"] if step["what"] in ("break", "return", "raise")]
+    polls = any(is_poll(loop, source["text"], steps) for loop in loops)
+    return long_sleep(source["text"]) or polls or is_endless(source["guards"], ways_out)
+
+
+def _stuck_child(case: Case, view: View) -> Verdict | None:
+    loads = view.wait.kind == "dataloader"
+    rests = ("stacks", "process state")
+    workers = view.rank["children"]
+    for child in workers:
+        found = child_wait(child, case.evidence)
+        if found is None:
+            continue
+        wait, thread = found
+        if _writes(case, child) or (wait.kind == "queue" and wait.site is None):
+            continue  # it has no work
+        slow = wait.kind in ("busy", "sleep") or child_moved(child, case.evidence)
+        if slow and not _endless(case, wait.path):
+            continue
+        what = f"{name_child(child)} of rank {view.number} {doing(wait)}"
+        if wait.kind == "lock" and forked(thread, child, view.rank):
+            text = f"{what}: the lock was held by a thread of the parent when it was forked, and has no owner here. "
+            return Verdict(True, "fork-with-lock-held", (view.number,), cap(text) + rest(case.waiting), "high", rests)
+        if wait.kind == "idle" and forked(thread, child, view.rank) and _in_futex(child):
+            text = f"{what}: native code that waits for threads, which a fork does not copy (tokenizers, OpenMP). "
+            return Verdict(True, "fork-after-threads", (view.number,), cap(text) + rest(case.waiting), "medium", rests)
+        if loads:
+            text = f"{what} and does not move; rank {view.number} {doing(view.wait)}. {rest(case.waiting)}"
+            return Verdict(True, "dataloader-worker", (view.number,), cap(text), "medium", rests)
+    dead = [child for child in workers if child["state"] in "ZX"]
+    if loads and (dead or not workers):
+        text = f"a DataLoader worker of rank {view.number} has ended; rank {view.number} {doing(view.wait)}. "
+        return Verdict(
+            True, "dataloader-worker", (view.number,), cap(text) + rest(case.waiting), "medium", ("process state",)
+        )
+    return None
+
+
+def _in_futex(child: Child) -> bool:
+    """Whether a child waits for a thread, and not for a file, a pipe or the network, as far as the kernel says."""
+    places = [sample.get("wchan", "") for sample in child["samples"]]
+    return child["state"] == "S" and all("futex" in where or where in ("", "0") for where in places)
+
+
+def _writes(case: Case, child: Child) -> bool:
+    """Whether a child waits to write into a pipe."""
+    for sample in child["samples"]:
+        if any(place in sample.get("wchan", "") for place in ("pipe_write", "sock_alloc_send")):
+            return True
+        for thread in sample["threads"]:
+            names = [frame["name"].rpartition(".")[2] for frame in thread["frames"][:4]]
+            if "_send" in names and any("connection.py" in frame["file"] for frame in thread["frames"][:4]):
+                return True
+    return False
+
+
+def _wchan(view: View) -> str:
+    return view.rank["samples"][-1].get("wchan", "") if view.rank["samples"] else ""
+
+
+def name_child(child: Child) -> str:
+    word = {"dataloader": "DataLoader worker", "multiprocessing": "child process"}.get(child["kind"], "child")
+    return f"{word} {child['pid']}"
