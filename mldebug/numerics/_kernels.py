@@ -28,6 +28,8 @@ _PIECE = tl.constexpr(8)
 _MAG = tl.constexpr(0x7FFFFFFF)  # all bits but the sign
 _LOWEST = tl.constexpr(-(2**31))
 _INF = tl.constexpr(0x7F800000)  # +inf as float32 bits
+_DOWN = tl.constexpr(2.0**-80)  # brings every float32 so low that the squares of a chunk add up in float32
+_UP = tl.constexpr(2.0**160)  # undoes it to the square, in float64
 
 
 @triton.jit(do_not_specialize=["n", "slot", "strict"])
@@ -61,7 +63,10 @@ def record_many_kernel(ring, table, base, count, slots, strict, FORMAT: tl.const
 
 @triton.jit
 def squares_kernel(partial, table, FORMAT: tl.constexpr, ALIGNED: tl.constexpr):
-    """Program p sums the squares of chunk p: table row p is (address, place << 32 | elements) and place is where."""
+    """Program p sums the squares of chunk p: table row p is (address, place << 32 | elements) and place is where.
+
+    The sum is not finite only where an element is not: squares of more than float32 can hold are added again, scaled.
+    """
     row = table + tl.program_id(0) * 2
     packed = tl.load(row + 1)
     data = tl.load(row).to(tl.pointer_type(tl.int32 if FORMAT == 0 else tl.int16))
@@ -72,15 +77,19 @@ def squares_kernel(partial, table, FORMAT: tl.constexpr, ALIGNED: tl.constexpr):
     total = tl.full([_BLOCK // 4], 0.0, tl.float32)
     for start in range(0, n, _BLOCK // 4):
         place = start + lane
-        raw = tl.load(data + place, mask=place < n, other=0)
-        if FORMAT == 0:
-            value = raw.to(tl.float32, bitcast=True)
-        elif FORMAT == 1:
-            value = raw.to(tl.bfloat16, bitcast=True).to(tl.float32)
-        else:
-            value = raw.to(tl.float16, bitcast=True).to(tl.float32)
+        value = _as_float32(tl.load(data + place, mask=place < n, other=0), FORMAT)
         total += value * value
-    tl.store(partial + (packed >> 32), tl.sum(total, 0))
+    narrow = tl.sum(total, 0)
+    wide = narrow.to(tl.float64)
+    if (narrow.to(tl.int32, bitcast=True) & _MAG) >= _INF:
+        # Rare: read the chunk once more. The squares of 65,536 scaled elements stay below 2 ** 112.
+        total = tl.full([_BLOCK // 4], 0.0, tl.float32)
+        for start in range(0, n, _BLOCK // 4):
+            place = start + lane
+            value = _as_float32(tl.load(data + place, mask=place < n, other=0), FORMAT) * _DOWN
+            total += value * value
+        wide = tl.sum(total, 0).to(tl.float64) * _UP
+    tl.store(partial + (packed >> 32), wide)
 
 
 @triton.jit
@@ -90,11 +99,21 @@ def norms_kernel(norms, partial, spans):
     first = tl.load(row)
     count = tl.load(row + 1)
     lane = tl.arange(0, _LANES)
-    total = tl.full([_LANES], 0.0, tl.float32)
+    total = tl.full([_LANES], 0.0, tl.float64)
     for start in range(0, count, _LANES):
         place = start + lane
         total += tl.load(partial + first + place, mask=place < count, other=0.0)
     tl.store(norms + tl.program_id(0), tl.sqrt(tl.sum(total, 0)))
+
+
+@triton.jit
+def _as_float32(raw, FORMAT: tl.constexpr):
+    if FORMAT == 0:
+        return raw.to(tl.float32, bitcast=True)
+    elif FORMAT == 1:
+        return raw.to(tl.bfloat16, bitcast=True).to(tl.float32)
+    else:
+        return raw.to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit

@@ -31,7 +31,7 @@ class TritonNorms:
     """L2 norms on one CUDA device. Work goes to the current stream; nothing waits.
 
     norms = TritonNorms(torch.device("cuda", 0))
-    norms.of([gradient_1, gradient_2])  # a float32 vector of two norms
+    norms.of([gradient_1, gradient_2])  # a float64 vector of two norms
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,7 +49,8 @@ class TritonNorms:
         return set(map(_DTYPE, tensors)) <= _DTYPES and all(map(Tensor.is_contiguous, tensors))
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The L2 norm of each tensor, as float32; they must have passed `takes`."""
+        """The L2 norm of each tensor, as float64; they must have passed `takes`. Not finite only where an element is
+        not."""
         stream = torch._C._cuda_getCurrentRawStream(self._device.index)
         key = (stream, *map(_ADDRESS, tensors), *map(_SIZE, tensors), *map(_DTYPE, tensors))
         with torch.cuda.device(self._device):
@@ -58,12 +59,12 @@ class TritonNorms:
                 while len(self._tables) >= _TABLES:
                     del self._tables[next(iter(self._tables))]
                 table = self._tables[key] = self._build(tensors)
-            norms = torch.empty(len(tensors), dtype=torch.float32, device=self._device)
+            norms = torch.empty(len(tensors), dtype=torch.float64, device=self._device)
             for rows, count, launch in table.launches:
                 launch(count, stream, table.partial.data_ptr(), rows.data_ptr())
             addresses = (norms.data_ptr(), table.partial.data_ptr(), table.spans.data_ptr())
             if self._roots is None:
-                types = (torch.float32, torch.float32, torch.int64)
+                types = (torch.float64, torch.float64, torch.int64)
                 kernel = _kernels.norms_kernel
                 self._roots = _kernels.launch_and_bind(kernel, types, (), len(tensors), *addresses)
             else:
@@ -80,7 +81,7 @@ class TritonNorms:
             for start in range(0, size, _CHUNK):
                 rows.append((address + start * width, chunk << 32 | min(size - start, _CHUNK)))
                 chunk += 1
-        partial = torch.empty(max(chunk, 1), dtype=torch.float32, device=self._device)
+        partial = torch.empty(max(chunk, 1), dtype=torch.float64, device=self._device)
         launches = []
         for group, rows in groups.items():
             if rows:
@@ -93,7 +94,7 @@ class TritonNorms:
         rows = self._upload([(0, 0)])
         args = (partial.data_ptr(), rows.data_ptr())
         constants = (_kernels.FORMATS[group[0]], group[1])
-        launch = _kernels.launch_and_bind(_kernels.squares_kernel, (torch.float32, torch.int64), constants, 1, *args)
+        launch = _kernels.launch_and_bind(_kernels.squares_kernel, (torch.float64, torch.int64), constants, 1, *args)
         self._squares[group] = launch
         return launch
 

@@ -51,6 +51,25 @@ def test_nonfinite_and_new_values(norms: TritonNorms) -> None:
     assert math.isnan(second[0]) and second[1] == math.inf
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [1e19, 1e25, 3e38])
+def test_large_values_are_no_infinity(norms: TritonNorms, dtype: torch.dtype, value: float) -> None:
+    tensors = [torch.full((size,), value, device="cuda").to(dtype) for size in (1, 1000, 65536, 70_001, 1_000_000)]
+    tensors[1][::2] = 1e-3  # small beside large
+    tensors += [torch.ones(70_001, device="cuda", dtype=dtype), torch.full((70_001,), value, device="cuda").to(dtype)]
+    tensors[-1][69_999] = math.inf
+    tensors += [torch.full((1001,), value, device="cuda").to(dtype)[1:], torch.full((9,), -math.inf, device="cuda")]
+    tensors.append(torch.tensor([value, math.nan, math.inf], device="cuda").to(dtype))
+    expected = [t.double().norm().item() for t in tensors]
+    assert norms.of(tensors).tolist() == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert [math.isfinite(x) for x in norms.of(tensors).tolist()] == [t.isfinite().all().item() for t in tensors]
+
+
+def test_the_norm_itself_may_be_more_than_float32_holds(norms: TritonNorms) -> None:
+    tensors = [torch.full((300_000,), 3e38, device="cuda")]
+    assert norms.of(tensors).item() == pytest.approx(3e38 * math.sqrt(300_000), rel=1e-5)
+
+
 def test_does_not_wait(norms: TritonNorms) -> None:
     tensors = [torch.ones(100, device="cuda")]
     norms.of(tensors)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mldebug import DebugUnderflowOverflow, diagnose
 from mldebug.numerics import NumericsWarning
+from mldebug.numerics._gradients import _torch_norms
 
 from .kit import Net, train
 
@@ -103,3 +104,55 @@ def test_norms_are_those_of_the_gradients() -> None:
         rows = recorder.report.history
     last = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     assert rows[-1]["grad_norm"] == pytest.approx(float(last), rel=1e-5)
+
+
+class Loud(nn.Module):
+    """Its gradient is `slope` everywhere: autograd is told so."""
+
+    def __init__(self, slope: float, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 3, dtype=dtype))
+        self.weight.register_hook(lambda grad: torch.full_like(grad, slope))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * x).sum()
+
+
+@pytest.mark.parametrize("dtype, slope", [
+    (torch.float32, 1e25), (torch.float32, 3e38), (torch.bfloat16, 1e25), (torch.float64, 1e25), (torch.float64, 1e300),
+])  # fmt: skip
+def test_large_gradients_are_no_infinity(dtype: torch.dtype, slope: float) -> None:
+    model = Loud(slope, dtype)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+
+    def step(i: int) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(torch.ones(4, 3, dtype=dtype))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    report = diagnose(model, step, steps=3)
+    assert report.event is None
+    assert [row["grad_norm"] for row in report.history] == pytest.approx([slope * 12**0.5] * 3, rel=1e-2)
+
+
+@pytest.mark.parametrize("slope", [float("inf"), float("-inf"), float("nan")])
+def test_a_gradient_that_is_not_finite_is_still_named(slope: float) -> None:
+    model = Loud(slope)
+
+    def step(i: int) -> Tensor:
+        loss: Tensor = model(torch.ones(4, 3))
+        loss.backward()
+        return loss
+
+    event = diagnose(model, step, steps=2).event
+    assert event is not None
+    assert (event.step, event.param, event.kind) == (0, "weight", "nan" if slope != slope else "inf")
+
+
+def test_norms_of_other_devices_need_no_look_at_the_elements() -> None:
+    """What runs where there is neither a CPU nor Triton, here on the meta device: no value is read."""
+    grads = [torch.ones(3, device="meta"), torch.ones(2, 2, device="meta")]
+    assert _torch_norms(grads).dtype is torch.float64
+    assert _torch_norms([*grads, torch.ones(2, device="meta", dtype=torch.float64)]).shape == (3,)
