@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from mldebug.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from mldebug.tiny._dataset import TinyDatasetReport, tiny_dataset
-    from mldebug.tiny._inputs import example_inputs
-    from mldebug.tiny._model import TinyModelReport, tiny_model
-    from mldebug.tiny._pack import PackReport, UnpackReport, pack, unpack
-    from mldebug.tiny._tokenizer import TinyTokenizerReport, tiny_tokenizer
+    from mldebug.tiny.dataset._make import TinyDatasetReport, tiny_dataset
+    from mldebug.tiny.dataset._pack import PackReport, UnpackReport, pack, unpack
+    from mldebug.tiny.model._make import TinyModelReport, tiny_model
+    from mldebug.tiny.model.inputs._make import example_inputs
+    from mldebug.tiny.tokenizer._make import TinyTokenizerReport, tiny_tokenizer
 
 __all__ = [
     "PackReport",
@@ -35,17 +35,17 @@ __all__ = [
 
 # Public name -> the module that defines it. Type checkers read the imports above instead.
 _HOMES = {
-    "PackReport": "mldebug.tiny._pack",
-    "TinyDatasetReport": "mldebug.tiny._dataset",
-    "TinyModelReport": "mldebug.tiny._model",
-    "TinyTokenizerReport": "mldebug.tiny._tokenizer",
-    "UnpackReport": "mldebug.tiny._pack",
-    "example_inputs": "mldebug.tiny._inputs",
-    "pack": "mldebug.tiny._pack",
-    "tiny_dataset": "mldebug.tiny._dataset",
-    "tiny_model": "mldebug.tiny._model",
-    "tiny_tokenizer": "mldebug.tiny._tokenizer",
-    "unpack": "mldebug.tiny._pack",
+    "PackReport": "mldebug.tiny.dataset._pack",
+    "TinyDatasetReport": "mldebug.tiny.dataset._make",
+    "TinyModelReport": "mldebug.tiny.model._make",
+    "TinyTokenizerReport": "mldebug.tiny.tokenizer._make",
+    "UnpackReport": "mldebug.tiny.dataset._pack",
+    "example_inputs": "mldebug.tiny.model.inputs._make",
+    "pack": "mldebug.tiny.dataset._pack",
+    "tiny_dataset": "mldebug.tiny.dataset._make",
+    "tiny_model": "mldebug.tiny.model._make",
+    "tiny_tokenizer": "mldebug.tiny.tokenizer._make",
+    "unpack": "mldebug.tiny.dataset._pack",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

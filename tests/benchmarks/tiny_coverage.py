@@ -107,11 +107,6 @@ def warm() -> None:
     import transformers
     from transformers.models.auto import modeling_auto  # noqa: F401
 
-    import mldebug.tiny._build
-    import mldebug.tiny._checks
-    import mldebug.tiny._inputs
-    import mldebug.tiny._source  # noqa: F401
-
     torch.set_num_threads(1)
     from transformers import BertModel, CLIPModel, LlamaForCausalLM, WhisperForConditionalGeneration  # noqa: F401
 
@@ -168,13 +163,13 @@ def stages(name: str, send: Any, upto: str, skip_full: bool) -> None:
     import torch
 
     from mldebug.core.errors import MldebugError
-    from mldebug.tiny._build import build, config_of
-    from mldebug.tiny._build_class import class_of
-    from mldebug.tiny._checks import Subject, _reload
-    from mldebug.tiny._forward import loss_of
-    from mldebug.tiny._inputs import example_inputs
-    from mldebug.tiny._shrink import shrink
-    from mldebug.tiny._source import resolve
+    from mldebug.tiny.model._build import build, config_of
+    from mldebug.tiny.model._build_class import class_of
+    from mldebug.tiny.model._checks import Subject, _reload
+    from mldebug.tiny.model._forward import loss_of
+    from mldebug.tiny.model._shrink import shrink
+    from mldebug.tiny.model._source import resolve
+    from mldebug.tiny.model.inputs._make import example_inputs
 
     def stage(stage_name: str, run: Any) -> bool:
         try:

@@ -1,0 +1,225 @@
+"""unpack and pack: the records of a dataset as folders of files to edit, and a dataset made of such folders."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.report import Report
+from mldebug.tiny._files import folder_beside, put
+from mldebug.tiny.dataset._make import pick_rows, quiet, refuse
+from mldebug.tiny.dataset._pack_files import FEATURES, read_record, record_features, write_features, write_files
+from mldebug.tiny.dataset._pack_unique import Distinct
+from mldebug.tiny.dataset._report import layout
+from mldebug.tiny.dataset._rows import size_text
+from mldebug.tiny.dataset._write import folder_size, write_card, write_record
+
+__all__ = ["PackReport", "UnpackReport", "pack", "unpack"]
+
+BATCH = 1000
+
+
+@dataclass(frozen=True)
+class UnpackReport(Report):
+    """Records as folders: where they are, how many, and rows of the source that could not be used."""
+
+    source: str
+    path: Path
+    records: int
+    files: int
+    columns: tuple[str, ...]
+    skipped: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+    def text(self, color: bool = False, width: int = 80) -> str:
+        lines = [("source", self.source), ("records", f"{self.path}: {self.records} folders, {self.files} files")]
+        lines.append(("columns", ", ".join(self.columns)))
+        lines += [("skipped", text) for text in self.skipped[:5]]
+        lines += [("note", text) for text in self.notes]
+        lines.append(("time", f"{self.seconds:.1f} s"))
+        return layout(lines, width)
+
+
+@dataclass(frozen=True)
+class PackReport(Report):
+    """A dataset made of folders: where it is, its rows, and of how many records they were made."""
+
+    source: str
+    path: Path
+    rows: int
+    records: int
+    unique: bool
+    columns: dict[str, str]
+    bytes: int
+    seconds: float
+
+    def text(self, color: bool = False, width: int = 80) -> str:
+        made = "each made distinct" if self.unique else "repeated" if self.rows > self.records else "as they are"
+        lines = [
+            ("source", f"{self.source}: {self.records} records"),
+            ("dataset", f"{self.path}, {size_text(self.bytes)}"),
+            ("rows", f"{self.rows:,}, {made}"),
+            ("columns", ", ".join(f"{name} {kind}" for name, kind in self.columns.items())),
+            ("time", f"{self.seconds:.1f} s"),
+        ]
+        return layout(lines, width)
+
+
+def unpack(
+    source: Any,
+    output: str | os.PathLike[str],
+    n: int = 10,
+    *,
+    rows: str = "cover",
+    seed: int = 0,
+    by: str | None = None,
+    split: str | None = None,
+    config: str | None = None,
+    side: int = 32,
+    skip_bad: bool = False,
+    offline: bool | None = None,
+    force: bool = False,
+) -> UnpackReport:
+    """Write `n` records of `source` (what tiny_dataset takes) to the new folder `output`, each as a folder of files.
+
+    A text is `text.txt`, a picture `image.jpg` in its own format, an empty slot `text.null`; a list of texts or
+    pictures is `texts_00.txt`, `texts_01.null`, ...; everything else is JSON. `features.json` has the types, and may be
+    deleted: `pack` then goes by the names of the files. A row that cannot be read is an MldebugError; with `skip_bad`
+    it is left out and named.
+
+        unpack("tiny", "records", 5)
+    """
+    begin = time.perf_counter()
+    target = Path(output)
+    refuse(target, force, FEATURES)
+    with quiet(), folder_beside(target) as folder:
+        name, picked, table, features = pick_rows(
+            source, n, rows, seed=seed, by=by, split=split, config=config, side=side, skip_bad=skip_bad, offline=offline
+        )
+        write_features(folder, features)
+        values = table.to_pylist()
+        width = max(2, len(str(len(values) - 1)))
+        for number, row in enumerate(values):
+            record = folder / f"{number:0{width}d}"
+            record.mkdir()
+            write_files(record, row, features)
+        files = sum(path.is_file() for path in folder.rglob("*")) - 1
+        put(folder, target, force)
+    return UnpackReport(
+        source=name,
+        path=target,
+        records=len(values),
+        files=files,
+        columns=tuple(features),
+        skipped=tuple(dict.fromkeys(picked.skipped)),
+        notes=tuple(picked.notes),
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def pack(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    n: int | None = None,
+    *,
+    repeat: bool = True,
+    unique: bool = False,
+    split: str = "train",
+    force: bool = False,
+) -> PackReport:
+    """Make a dataset of `n` rows, in the new folder `output`, of the record folders in `source`.
+
+    Records are taken in the order of their names, and again from the first when all were taken (`repeat=False` refuses
+    to). With `unique` no two rows are equal: from the second round on a number is added to the texts of a record, or
+    drawn into its first picture. Without `n` there is a row for each record.
+
+        pack("records", "synthetic", 10_000, unique=True)
+    """
+    begin = time.perf_counter()
+    if n is not None and n < 1:
+        raise UsageError(f"a dataset of {n} rows", "-n takes a number of 1 or more")
+    target, root = Path(output), Path(source)
+    refuse(target, force)
+    records = _records(root)
+    count = len(records) if n is None else n
+    if count > len(records) and not (repeat or unique):
+        raise UsageError(f"{count} rows of {len(records)} records", "let records repeat, or make them unique")
+    with quiet(), folder_beside(target) as folder:
+        features = record_features(root, records)
+        templates = [read_record(record, features) for record in records]
+        path = folder / "data" / f"{split}-00000-of-00001.parquet"
+        path.parent.mkdir()
+        _write_rows(path, _rows(templates, root, count, features, unique), features)
+        write_card(
+            folder,
+            f"# {target.absolute().name}\n",
+            "default",
+            {split: (path, count, features)},
+            [
+                f"{count:,} rows of {len(records)} records, {'no two of them equal' if unique else 'in order'}",
+            ],
+        )
+        write_record(folder, {"schema": 1, "source": str(source), "kind": "records", "n": count, "unique": unique})
+        size = folder_size(folder)
+        put(folder, target, force)
+    return PackReport(
+        source=str(source),
+        path=target,
+        rows=count,
+        records=len(records),
+        unique=unique,
+        columns={name: " ".join(str(feature).split())[:60] for name, feature in features.items()},
+        bytes=size,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _records(root: Path) -> list[Path]:
+    if not root.is_dir():
+        raise UsageError(f"cannot read {root}: no such folder", "give the folder that unpack wrote")
+    records = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not records:
+        raise MldebugError(f"{root} has no record folders", "each record is a folder of files such as 00/text.txt")
+    return records
+
+
+def _rows(
+    templates: list[dict[str, Any]], root: Path, count: int, features: Any, unique: bool
+) -> Iterator[dict[str, Any]]:
+    if not unique:
+        for number in range(count):
+            yield templates[number % len(templates)]
+        return
+    distinct, usable, made, place = Distinct(features), list(templates), 0, 0
+    while made < count:
+        row = distinct.row(usable[place], made)
+        if row is not None:
+            yield row
+            made, place = made + 1, place + 1
+        else:  # it is there once, and has nothing that can be changed
+            del usable[place]
+        if not usable:
+            raise MldebugError(
+                f"no record in {root} can be made distinct: {made} rows, and no more",
+                "a record needs a text, a number, or a picture of a few pixels at least",
+            )
+        place %= len(usable)
+
+
+def _write_rows(path: Path, rows: Iterator[dict[str, Any]], features: Any) -> None:
+    """A thousand rows at a time, so that any length takes little memory."""
+    import itertools
+
+    import pyarrow.parquet as parquet
+
+    from mldebug.tiny.dataset._pack_files import records_table
+
+    with parquet.ParquetWriter(path, features.arrow_schema) as writer:
+        while batch := list(itertools.islice(rows, BATCH)):
+            writer.write_table(records_table(batch, features))

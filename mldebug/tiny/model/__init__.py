@@ -1,0 +1,1 @@
+"""tiny_model: what shrinks, builds and checks a model."""

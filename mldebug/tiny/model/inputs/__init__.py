@@ -1,0 +1,1 @@
+"""example_inputs: keyword arguments that the forward of any model takes."""

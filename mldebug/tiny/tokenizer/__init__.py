@@ -1,0 +1,1 @@
+"""tiny_tokenizer: the forms that vocabularies have, and how each is cut."""
