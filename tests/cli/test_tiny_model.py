@@ -121,7 +121,7 @@ def test_a_setting_needs_a_name() -> None:
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
-        "from mldebug.tiny import _checks\n"
+        "from mldebug.tiny.model import _checks\n"
         "_checks.run_checks = lambda subject: (print('checking', file=sys.stderr, flush=True), time.sleep(60))\n"
         "from mldebug.cli import main\n"
         f"sys.exit(main(['tiny-model', 'llama', '-o', {str(tmp_path / 'tiny')!r}]))\n"
