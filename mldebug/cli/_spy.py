@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from mldebug.cli._parser import Parser, add_common, file_to_write
+from mldebug.cli._parser import Parser, add_common, count, file_to_write, seconds
 from mldebug.core.errors import UsageError
-from mldebug.core.report import emit
+from mldebug.core.report import emit, write
 
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Evidence
@@ -35,40 +35,47 @@ for a browser), .folded or .speedscope.json (stacks for such viewers)."""
 class PARSER(Parser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.usage = f"{self.prog} [--hosts LIST | --hostfile FILE | --slurm JOB | --pods LABELS] [options]"
+        self.usage = f"{self.prog} [options] [--hosts LIST | --slurm JOB | --pods LABELS]"
 
 
 def add_arguments(parser: Parser) -> None:
-    node = _Group(parser, "this node")
-    node("--pid", action="append", type=_count, default=[], help="look at this process; repeatable")
-    node("--name", metavar="TEXT", help="look at processes whose command line has TEXT")
-    node("--user", metavar="USER", help="look at processes of USER only")
-    node("--samples", type=_count, metavar="N", help="looks at each process (default: 2)")
-    node("--interval", type=_seconds, metavar="S", help="seconds between two looks")
-    node("--native", action="store_true", help="stacks of C and C++ too; pauses the processes")
-    node("--locals", action="store_true", help="keep all local variables; they may hold private data")
-    node("--timeout", type=_seconds, metavar="S", help=_TIMEOUT)
-    others = _Group(parser, "other nodes", "What is above holds for each of them, but for --pid.")
-    others("--hosts", metavar="LIST", help="ask these over ssh: node[001-512], a,b,c or user@host")
-    others("--hostfile", metavar="FILE", help="ask the hosts in FILE over ssh, one on each line")
-    others("--slurm", metavar="JOB", help="ask the nodes of a SLURM job, by srun --overlap")
-    others("--pods", metavar="LABELS", help="ask the pods with these labels, by kubectl exec: app=train")
-    others("--remote-python", metavar="PATH", help=_PYTHON)
-    others("--fanout", type=_count, metavar="N", help="hosts asked at a time; more go through gateways (default: 64)")
-    others("--ssh-config", metavar="FILE", help="configuration file for ssh")
-    others("--ssh-option", metavar="K=V", action="append", default=[], help="as in ~/.ssh/config; repeatable")
-    others("--namespace", "-n", metavar="NAME", help="of the pods")
-    others("--context", metavar="NAME", help="of kubectl's configuration")
-    others("--container", metavar="NAME", help="of the pods, where they have more than one")
-    others("--node", help=argparse.SUPPRESS)  # how the other nodes are started
-    output = _Group(parser, "output")
-    output("--from", dest="sources", action="append", default=[], metavar="FILE", help=_FROM)
-    output("--diff", metavar="FILE", help="say who moved since this earlier evidence")
-    add_common(cast("Parser", output), output="write the evidence to FILE (.json, .html, .folded, .speedscope.json)")
+    node = parser.add_argument_group("this node")
+    node.add_argument("--pid", action="append", type=count, default=[], help="look at this process; repeatable")
+    node.add_argument("--name", metavar="TEXT", help="look at processes whose command line has TEXT")
+    node.add_argument("--user", metavar="USER", help="look at processes of USER only")
+    node.add_argument("--samples", type=count, metavar="N", help="looks at each process (default: 2)")
+    node.add_argument("--interval", type=seconds, metavar="S", help="seconds between two looks")
+    node.add_argument("--native", action="store_true", help="stacks of C and C++ too; pauses the processes")
+    node.add_argument("--locals", action="store_true", help="keep all local variables; they may hold private data")
+    node.add_argument("--timeout", type=seconds, metavar="S", help=_TIMEOUT)
+    others = parser.add_argument_group("other nodes", "What is above, but for --pid, holds for each of them.")
+    others.add_argument("--hosts", metavar="LIST", help="ask these over ssh: node[001-512], a,b,c or user@host")
+    others.add_argument("--hostfile", metavar="FILE", help="ask the hosts in FILE over ssh, one on each line")
+    others.add_argument("--slurm", metavar="JOB", help="ask the nodes of a SLURM job, by srun --overlap")
+    others.add_argument("--pods", metavar="LABELS", help="ask the pods with these labels, by kubectl exec")
+    others.add_argument("--remote-python", metavar="PATH", help=_PYTHON)
+    others.add_argument("--fanout", type=count, metavar="N", help=_FANOUT)
+    others.add_argument("--ssh-config", metavar="FILE", help="configuration file for ssh")
+    others.add_argument("--ssh-option", metavar="K=V", action="append", default=[], help=_SSH_OPTION)
+    others.add_argument("--namespace", metavar="NAME", help="namespace of the pods")
+    others.add_argument("--context", metavar="NAME", help="context of kubectl's configuration")
+    others.add_argument("--container", metavar="NAME", help="container, where a pod has more than one")
+    others.add_argument("--node", help=argparse.SUPPRESS)  # how other nodes are started
+    output = parser.add_argument_group("output")
+    output.add_argument("--from", dest="sources", action="append", default=[], metavar="FILE", help=_FROM)
+    output.add_argument("--diff", metavar="FILE", help="say who moved since this earlier evidence")
+    add_common(output, output="write the evidence to FILE (.json, .html, .folded, .speedscope.json)")
 
 
+_FANOUT = "hosts asked at a time; more go through gateways (default: 64)"
+_SSH_OPTION = "option as in ~/.ssh/config, such as Port=2222; repeatable"
 _TIMEOUT = "seconds for the whole command (default: 10; 30 for other nodes, 60 for more than 64)"
 _PYTHON = "the Python that has mldebug there (default: the path of this one; python3 in pods)"
+_NOBODY = """\
+a rank is a process of yours with RANK and WORLD_SIZE in its environment (torchrun,
+accelerate, deepspeed), or Open MPI's, PMI's or SLURM's, or a Python process with torch in
+it. Others are found by --name TEXT, --pid PID or --user USER; the ranks of other nodes by
+--hosts, --slurm or --pods."""
 _FROM = "judge evidence from FILE and look at nothing; repeatable, one for each node"
 
 
@@ -94,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
     if output is not None:
         save_evidence(report.evidence, output)
     emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color)
+    if not report.evidence["ranks"]:
+        write(f"hint: {_NOBODY}\n", sys.stderr)
     if _is_interrupted(report.evidence):
         return 130
     return 0 if report.ok else 1
@@ -179,37 +188,7 @@ def _chosen(args: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value not in (None, False, ())}
 
 
-class _Group:
-    """A group of options in --help that takes `--a_b` for `--a-b` as the parser itself does."""
-
-    def __init__(self, parser: Parser, title: str, description: str | None = None) -> None:
-        self.group = parser.add_argument_group(title, description)
-
-    def __call__(self, *flags: str, **kwargs: Any) -> None:
-        hidden = [f"--{flag[2:].replace('-', '_')}" for flag in flags if flag.startswith("--")]
-        action = self.group.add_argument(*flags, *(flag for flag in hidden if flag not in flags), **kwargs)
-        action.option_strings = list(flags)
-
-    add_argument = __call__
-
-
 def _is_interrupted(evidence: Evidence) -> bool:
     from mldebug.hang._remote_gather import INTERRUPTED
 
     return INTERRUPTED in evidence["notes"]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
