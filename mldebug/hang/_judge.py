@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 _RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     _judge_process.nobody,
+    _judge_process.blind,
     _judge_process.stopped,
-    _judge_process.roll_call,
+    _judge_process.never_came,
     _judge_process.zombies,
     _judge_process.gil_held,
     _judge_process.moving,
@@ -36,6 +37,7 @@ _RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     _judge_order.two_threads,
     _judge_process.polling,
     _judge_process.elsewhere,
+    _judge_process.left_early,
     _judge_order.peers,
     _judge_order.same_place,
     _judge_order.parted,

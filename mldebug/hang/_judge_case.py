@@ -20,14 +20,17 @@ class Case:
     views: list[View]
     world: int  # how many ranks there should be; 0 where nobody says
     absent: tuple[int, ...]
+    unseen: tuple[int, ...]  # ranks of nodes that nobody looked at
 
     @classmethod
     def of(cls, evidence: Evidence) -> Case:
         found = views(evidence)
         world = max((rank["world_size"] or 0 for rank in evidence["ranks"]), default=0)
         here = {view.number for view in found if view.rank["status"] != "gone"}
-        absent = tuple(number for number in range(world) if number not in here)
-        return cls(evidence, [view for view in found if view.number in here], world, absent)
+        away = set(range(world)) - here
+        unseen = away & _other_nodes(evidence, found, world)
+        shown = [view for view in found if view.number in here]
+        return cls(evidence, shown, world, tuple(sorted(away - unseen)), tuple(sorted(unseen)))
 
     @property
     def seen(self) -> list[View]:
@@ -48,11 +51,26 @@ class Case:
         hosts = [host["host"] for host in self.evidence["hosts"] if host["status"] != "ok"]
         blind = [view.number for view in self.views if not view.waits and view.state not in "TtZX"]
         sentences = []
+        if self.unseen:
+            sentences.append(f"{cap(name_ranks(self.unseen))} run on other nodes, which nobody looked at.")
         if hosts:
             sentences.append(f"No answer from {', '.join(hosts[:4])}{' and others' if len(hosts) > 4 else ''}.")
         if blind:
             sentences.append(f"No stack of {name_ranks(blind)}.")
         return sentences
+
+
+def _other_nodes(evidence: Evidence, found: list[View], world: int) -> set[int]:
+    """The ranks that a launcher started on nodes that are not in the evidence: it numbers those of a node in a row."""
+    sizes = {size for rank in evidence["ranks"] if (size := rank.get("local_world_size"))}
+    if len(sizes) != 1:
+        return set()
+    size = sizes.pop()
+    nodes = -(-world // size)
+    if size >= world or len(evidence["hosts"]) >= nodes:
+        return set()
+    looked = {view.number // size for view in found}
+    return {number for number in range(world) if number // size not in looked}
 
 
 def ranges(numbers: Iterable[int]) -> str:

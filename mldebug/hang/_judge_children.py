@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from mldebug.hang._frames import forked, source_of
+from mldebug.hang._frames import forked, read, source_of
 from mldebug.hang._judge_case import Case, cap, crowd, doing, place, rest, verb
 from mldebug.hang._judge_text import is_endless, is_loop, is_poll, long_sleep
 from mldebug.hang._judge_views import View, child_moved, child_wait, guards_of
 from mldebug.hang._verdict import Verdict
+from mldebug.hang._watch_moves import stirred
 
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Child
@@ -87,14 +88,46 @@ def may_go_on(case: Case, view: View) -> bool:
         text = source["text"] if source else ""
     if view.wait.kind == "sleep":
         return not long_sleep(text)
+    if view.wait.kind in ("pipe", "idle") and not view.polls and stirred(view.rank["samples"]):
+        return True  # data still comes
     if view.wait.kind == "dataloader" and _sleepers(case, view):
         return True
     threads = any(wait.kind == "busy" for _, wait in view.threads)
-    return view.runs or view.wait.kind == "busy" or threads or children_work(case, view)
+    if view.runs or view.wait.kind == "busy" or threads or children_work(case, view):
+        return True
+    return view.wait.kind in ("event", "lock", "queue", "join", "idle") and _threads_work(case, view)
 
 
 def children_work(case: Case, view: View) -> bool:
-    return any(child_moved(child, case.evidence) for child in view.rank["children"])
+    return any(_works(case, child) for child in view.rank["children"])
+
+
+def _works(case: Case, child: Child) -> bool:
+    """Whether a child is seen to get on, or sleeps for a time that it was told."""
+    if child_moved(child, case.evidence):
+        return True
+    found = child_wait(child, case.evidence)
+    if found is None and child["samples"] and "nanosleep" in child["samples"][-1].get("wchan", ""):
+        return child["state"] not in "TtZX"
+    return (found is None or found[0].kind in ("pipe", "idle")) and stirred(child["samples"])
+
+
+def _threads_work(case: Case, view: View) -> bool:
+    """Whether another thread of the program got on between the looks, and not just around a loop that asks."""
+    samples = [sample for sample in view.rank["samples"] if sample["threads"]]
+    if len(samples) < 2:
+        return False
+    before = {thread["tid"]: thread for thread in samples[0]["threads"] if thread["tid"]}
+    for thread in samples[-1]["threads"]:
+        old = before.get(thread["tid"])
+        if thread["name"] == "MainThread" or old is None:
+            continue
+        then, now = read(old, case.evidence), read(thread, case.evidence)
+        ticks = thread.get("ticks", 0) - old.get("ticks", 0)
+        moved = (then.path, then.ints) != (now.path, now.ints) or ticks > max(3, 5 * view.seconds)
+        if now.path and moved and not _endless(case, now.path):
+            return True
+    return False
 
 
 def _sleepers(case: Case, view: View) -> bool:
@@ -128,7 +161,7 @@ def _stuck_child(case: Case, view: View) -> Verdict | None:
         wait, thread = found
         if _writes(case, child) or (wait.kind == "queue" and wait.site is None):
             continue  # it has no work
-        slow = wait.kind in ("busy", "sleep") or child_moved(child, case.evidence)
+        slow = wait.kind in ("busy", "sleep") or _works(case, child)
         if slow and not _endless(case, wait.path):
             continue
         what = f"{name_child(child)} of rank {view.number} {doing(wait)}"

@@ -166,6 +166,11 @@ def same_place(case: Case) -> Verdict | None:
         )
         return Verdict(True, "cross-group-order", small, cap(text), "medium", ("stacks", "integer locals"))
     wait = parties[0].wait
+    if case.unseen:
+        text = (
+            f"all {len(case.waiting)} ranks {_plural(doing(wait))}, for ranks on other nodes as it seems: look there."
+        )
+        return Verdict(False, "unknown", (), cap(text), "low", ("stacks",))
     if wait.kind == "collective" and not wait.op and _posts_messages(case, wait):
         text = f"all {len(case.waiting)} ranks {_plural(doing(wait))} for a message, and none is sent before it."
         return Verdict(True, "p2p-cycle", (), cap(text), "low", ("stacks", "program text"))

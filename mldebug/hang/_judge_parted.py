@@ -83,6 +83,30 @@ def left_a_loop(evidence: Evidence, away: list[View], waiting: list[View]) -> Ve
     return _left_loop(evidence, side, other)
 
 
+def among_the_left(evidence: Evidence, waiting: list[View], gone: tuple[int, ...]) -> Verdict | None:
+    """A verdict on ranks that wait while others have ended: these have passed by all that is under a guard."""
+    table: dict[tuple[object, ...], list[View]] = {}
+    for view in waiting:
+        table.setdefault((view.wait.op, view.wait.group, way(view.wait)), []).append(view)
+    parties = sorted((Party(tuple(views)) for views in table.values()), key=lambda party: len(party.views))
+    for party in parties:
+        others = (*gone, *(number for other in parties if other is not party for number in other.numbers))
+        found = [guard for spot in party.wait.path for guard in _guards(evidence, spot)]
+        guard = next((guard for guard in found if parts_ranks(guard, party.numbers, others)), None)
+        if guard is not None:
+            one = len(party.numbers) == 1 and not is_main_guard(guard)
+            kind = "extra-collective" if one else "rank-guarded-collective"
+            text = (
+                f"{verb(party.numbers, doing(party.wait))} under `{guard}`, which {name_ranks(others)} cannot pass; "
+                f"{verb(gone, 'has ended')}."
+            )
+            return Verdict(True, kind, party.numbers, cap(text), "high", ("program text", "stacks", "roll-call"))
+    if len(parties) < 2:
+        return None
+    found_between = [compare(evidence, party, parties[-1]) for party in parties[:-1]]
+    return next((verdict for verdict in found_between if verdict.sure == "high"), None)
+
+
 class _Side:
     """A party, seen from where its stack parts from that of the other."""
 

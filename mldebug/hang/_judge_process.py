@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mldebug.hang._frames import source_of
 from mldebug.hang._judge_case import Case, cap, crowd, doing, name_ranks, place, rest, sentence, verb
 from mldebug.hang._judge_children import children_work, may_go_on, name_child
-from mldebug.hang._judge_parted import left_a_loop
+from mldebug.hang._judge_parted import among_the_left, left_a_loop
 from mldebug.hang._judge_text import is_loop
 from mldebug.hang._judge_views import guards_of
 from mldebug.hang._verdict import Verdict
@@ -22,13 +22,38 @@ def nobody(case: Case) -> Verdict | None:
     return Verdict(False, "unknown", (), "No rank was found.", "low", ("roll-call",))
 
 
-def roll_call(case: Case) -> Verdict | None:
-    """An absent rank is the answer, once every node has answered."""
+def blind(case: Case) -> Verdict | None:
+    if case.seen:
+        return None
+    reasons = [why for view in case.views if (why := view.rank.get("why"))]
+    text = f"no stack could be read: {reasons[0] if reasons else 'the ranks were not looked at in time'}"
+    return Verdict(False, "unknown", (), sentence(text.rstrip(".")), "low", ("roll-call",))
+
+
+def never_came(case: Case) -> Verdict | None:
+    """A rank that is absent while the others wait for the job to form."""
     if not case.absent or not case.waiting or any(view.moved for view in case.seen):
         return None
+    if any(view.wait.kind != "init" for view in case.waiting):
+        return None
+    return _absent(case, "never came up")
+
+
+def left_early(case: Case) -> Verdict | None:
+    """A rank that has ended while others wait: by itself, or because it was through with the program and they are not.
+
+    Who has ended has passed by all that the others wait in. So a call that only those who wait can reach is the answer,
+    and so is a parting among those who are there.
+    """
+    if not case.absent or not case.waiting or any(view.moved for view in case.seen):
+        return None
+    return among_the_left(case.evidence, case.waiting, case.absent) or _absent(case, "is not there any more")
+
+
+def _absent(case: Case, what: str) -> Verdict:
     silent = [host["host"] for host in case.evidence["hosts"] if host["status"] != "ok"]
-    early = all(view.wait.kind == "init" for view in case.waiting)
-    what = "never came up" if early else "is not there any more"
+    if len(case.absent) > 1:
+        what = what.replace("is ", "are ")
     text = f"{name_ranks(case.absent)} of {case.world} {what}: no process has that rank. {rest(case.waiting)}"
     return Verdict(True, "missing-rank", case.absent, cap(text), "low" if silent else "high", ("roll-call",))
 

@@ -14,6 +14,7 @@ from mldebug.hang._source import is_library
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Child, Evidence, Frame, Rank, Sample, Source, Thread
 
+
 @dataclass(frozen=True)
 class View:
     """A rank: what its main thread waits for in each sample, and what moved in between."""
