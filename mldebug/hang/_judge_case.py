@@ -46,9 +46,14 @@ class Case:
         """Ranks that wait for no other rank."""
         return [view for view in self.seen if not view.communicates]
 
+    @property
+    def silent(self) -> list[str]:
+        """The nodes that were asked and did not answer."""
+        return [host["host"] for host in self.evidence["hosts"] if host["status"] != "ok"]
+
     def missing_parts(self) -> list[str]:
         """Sentences about what was not seen."""
-        hosts = [host["host"] for host in self.evidence["hosts"] if host["status"] != "ok"]
+        hosts = self.silent
         blind = [view.number for view in self.views if not view.waits and view.state not in "TtZX"]
         sentences = []
         if self.unseen:
@@ -67,7 +72,7 @@ def _other_nodes(evidence: Evidence, found: list[View], world: int) -> set[int]:
         return set()
     size = sizes.pop()
     nodes = -(-world // size)
-    if size >= world or len(evidence["hosts"]) >= nodes:
+    if size >= world or len(evidence["hosts"]) >= nodes or any(host["status"] != "ok" for host in evidence["hosts"]):
         return set()
     looked = {view.number // size for view in found}
     return {number for number in range(world) if number // size not in looked}

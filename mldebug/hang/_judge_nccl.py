@@ -46,9 +46,14 @@ def _ahead(number: int, tables: Sequence[dict[int, tuple[tuple[str, int], ...]]]
 
 def _apart(case: Case, table: dict[int, tuple[tuple[str, int], ...]]) -> tuple[tuple[int, ...], str, str] | None:
     rows = Counter(table.values()).most_common()
-    if len(rows) < 2 or rows[0][1] == rows[1][1]:
+    if len(rows) < 2:
         return None
     usual = dict(rows[0][0])
+    if rows[0][1] == rows[1][1]:  # as many on one side as on the other: those wait who issued more
+        ahead = [dict(row) for row, _ in rows if all(_covers(dict(row), dict(other)) for other, _ in rows)]
+        if not ahead:
+            return None
+        usual = ahead[0]
     odd = tuple(sorted(number for number, row in table.items() if dict(row) != usual))
     theirs = dict(table[odd[0]])
     names = sorted(name for name in {*usual, *theirs} if usual.get(name, 0) != theirs.get(name, 0))
@@ -60,6 +65,10 @@ def _apart(case: Case, table: dict[int, tuple[tuple[str, int], ...]]) -> tuple[t
     said = ", ".join(f"{theirs.get(name, 0)} {name} against {usual.get(name, 0)}" for name in names)
     text = f"NCCL counts for {name_ranks(odd)}: {said} of the other ranks of that communicator"
     return odd, kind, text
+
+
+def _covers(one: dict[str, int], other: dict[str, int]) -> bool:
+    return all(one.get(name, 0) >= count for name, count in other.items())
 
 
 def _further(case: Case, odd: Sequence[int], table: dict[int, tuple[tuple[str, int], ...]]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from mldebug.hang._frames import source_of
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 def nobody(case: Case) -> Verdict | None:
     if case.views:
         return None
-    return Verdict(False, "unknown", (), "No rank was found.", "low", ("roll-call",))
+    silent = case.silent
+    where = f" on the nodes that answered; {_listed(silent)} did not answer" if silent else ""
+    return Verdict(False, "unknown", (), f"No rank was found{where}.", "low", ("roll-call",))
 
 
 def blind(case: Case) -> Verdict | None:
@@ -51,11 +54,25 @@ def left_early(case: Case) -> Verdict | None:
 
 
 def _absent(case: Case, what: str) -> Verdict:
-    silent = [host["host"] for host in case.evidence["hosts"] if host["status"] != "ok"]
-    if len(case.absent) > 1:
-        what = what.replace("is ", "are ")
-    text = f"{name_ranks(case.absent)} of {case.world} {what}: no process has that rank. {rest(case.waiting)}"
-    return Verdict(True, "missing-rank", case.absent, cap(text), "low" if silent else "high", ("roll-call",))
+    """No process has these ranks; nodes that did not answer may have them."""
+    many, silent = len(case.absent) > 1, [host for host in case.evidence["hosts"] if host["status"] != "ok"]
+    if not silent:
+        what = what.replace("is ", "are ") if many else what
+        text = f"{name_ranks(case.absent)} of {case.world} {what}: no process has that rank. {rest(case.waiting)}"
+        return Verdict(True, "missing-rank", case.absent, cap(text), "high", ("roll-call",))
+    told = [f"{host['host']} ({host.get('why') or host['status']})" for host in silent]
+    text = (
+        f"{name_ranks(case.absent)} of {case.world} {'are' if many else 'is'} missing, and {_listed(told)}, where "
+        f"{'they' if many else 'it'} may be, did not answer. {rest(case.waiting)}"
+    )
+    room = len(silent) * max(Counter(view.rank["host"] for view in case.views).values())
+    return Verdict(
+        True, "missing-rank", case.absent, cap(text), "medium" if len(case.absent) <= room else "low", ("roll-call",)
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:4])}{f' and {len(names) - 4} others' if len(names) > 4 else ''}"
 
 
 def stopped(case: Case) -> Verdict | None:
