@@ -4,6 +4,7 @@ A rule is a function that takes the Case and returns a Verdict or None; the firs
 
     _judge_process.py   roll-call, stopped and ended processes, who owns the GIL, children, locks, polling
     _judge_record.py    the record of collectives, where an agent or NCCL kept one
+    _judge_nccl.py      how many operations NCCL counts for each rank, where it runs
     _judge_order.py     who waits in which collective, and whose way through the program parted from the others'
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mldebug.hang import _judge_children, _judge_order, _judge_process, _judge_record
+from mldebug.hang import _judge_children, _judge_nccl, _judge_order, _judge_process, _judge_record
 from mldebug.hang._judge_case import Case, ranges
 from mldebug.hang._verdict import Verdict
 
@@ -56,7 +57,8 @@ def judge(evidence: Evidence) -> Verdict:
     for rule in _RULES:
         verdict = rule(case)
         if verdict is not None:
-            return _finish(_judge_record.settle(case, verdict), case)
+            settled = _judge_record.settle(case, verdict)
+            return _finish(settled if settled is not verdict else _judge_nccl.settle(case, verdict), case)
     return _finish(Verdict(True, "unknown", (), "Nothing tells which rank holds the others up."), case)
 
 

@@ -4,8 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from mldebug.hang._judge_case import Case, name_ranks
+from mldebug.hang._judge_case import Case, crowd, name_ranks, sentence
+from mldebug.hang._verdict import Verdict
+
+# What the stacks alone often cannot tell from one another.
+_LIKELY = ("skipped-collective", "extra-collective", "iteration-skew", "cross-group-order", "network", "unknown")
+
+
+def settle(case: Case, verdict: Verdict) -> Verdict:
+    """A verdict from stacks with what NCCL counts: confirmed, or corrected where it was only likely."""
+    found = counts(case) if verdict.hung and verdict.kind != "process-stopped" else None
+    if found is None:
+        return verdict
+    odd, kind, text = found
+    rests = ("counts of NCCL", *verdict.rests_on)
+    both = f"{verdict.text} {sentence(text)}"
+    if tuple(sorted(verdict.culprits)) == odd:
+        kind = kind if verdict.kind in _LIKELY else verdict.kind
+        return replace(verdict, kind=kind, text=both, sure="high", rests_on=rests)
+    if verdict.sure == "high" or verdict.kind not in _LIKELY:
+        return replace(verdict, text=both, rests_on=rests)
+    return Verdict(True, kind, odd, f"{sentence(text)} {sentence(crowd(case.seen))}", "medium", rests)
 
 
 def counts(case: Case) -> tuple[tuple[int, ...], str, str] | None:

@@ -6,10 +6,12 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mldebug.hang import Evidence, judge
 from mldebug.hang._nccl import Watcher, _of_this_node, ask_ras, gpus, joined, parse_ras, ras_address
 
 
@@ -186,3 +188,47 @@ def test_a_machine_without_gpus_has_none() -> None:
     if torch.cuda.is_available():
         pytest.skip("there are GPUs here")
     assert gpus() == {}
+
+
+# Recorded on two and four H200 by programs/nccl_skip.py and nccl_healthy.py; NCCL 2.28.9.
+HUNG = {
+    "ddp": ("skipped-collective", (2,), "program text"),
+    "ddp_record": ("skipped-collective", (2,), "record of collectives"),
+    "item": ("skipped-collective", (2,), "counts of NCCL"),
+    "item_two": ("skipped-collective", (1,), "counts of NCCL"),
+    "mixed": ("skipped-collective", (2,), "counts of NCCL"),
+    "mixed_two": ("skipped-collective", (1,), "counts of NCCL"),
+}
+
+
+def load(name: str) -> Evidence:
+    evidence: Evidence = json.loads((Path(__file__).parent / "evidence" / "nccl" / f"{name}.json").read_text())
+    return evidence
+
+
+@pytest.mark.parametrize("name", HUNG)
+def test_a_rank_that_left_out_a_collective_on_gpus(name: str) -> None:
+    kind, culprits, rests_on = HUNG[name]
+    verdict = judge(load(name))
+    assert (verdict.hung, verdict.kind, verdict.culprits) == (True, kind, culprits), verdict.text
+    assert rests_on in verdict.rests_on
+
+
+@pytest.mark.parametrize("name", ["long", "late", "alone"])
+def test_slow_steps_on_gpus_are_no_hang(name: str) -> None:
+    assert not judge(load(name)).hung
+
+
+def test_ranks_that_issue_operations_move_though_their_stacks_stand_still() -> None:
+    evidence = load("mixed")
+    for one in evidence["ranks"]:
+        for group in one["nccl"]:
+            group["issued"][-1] = {**group["issued"][-1], "AllReduce": group["issued"][-1]["AllReduce"] + 1}
+    assert not judge(evidence).hung
+
+
+def test_without_the_use_of_the_gpus_a_busy_rank_is_not_taken_for_a_waiting_one() -> None:
+    evidence = load("mixed")
+    for one in evidence["ranks"]:
+        del one["gpus"]
+    assert not judge(evidence).hung
