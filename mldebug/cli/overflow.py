@@ -79,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
         if report is not None:
             stream = sys.stderr if streams is None else streams.stdout
             emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color, stream=stream)
-            found = report.event is not None and not report.ok  # a benign event is ok
-            if not _plotted(report, plot) or found:
+            if not _plotted(report, plot) or not report.ok:
                 status = status or 1
     return status
 

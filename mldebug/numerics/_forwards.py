@@ -169,7 +169,7 @@ class Forwards:
 
     def new_frames(self, on_frame: Callable[[str], None] | None = None, live: bool = True) -> Frames:
         recorder = self._recorder
-        whole = not recorder.include and not recorder.exclude
+        whole = not recorder.filter.include and not recorder.filter.exclude
         return Frames(recorder.max_frames_to_save, on_frame, whole, live)
 
     def close_stale(self) -> None:

@@ -29,10 +29,10 @@ class GradientNorms:
 
     def __init__(
         self, step: int, owners: list[tuple[Watched, str, int]], copies: list[Tensor], events: list[Any],
-        scale: Tensor | None,
+        scale: Tensor | None, scaled: bool,
     ) -> None:  # fmt: skip
         self.step = step
-        self.scaled = scale is not None  # by a GradScaler, which will look for inf itself
+        self.scaled = scaled  # by a GradScaler, which looks for inf itself and skips the step
         self._owners = owners
         self._scale = scale
         self._copies, self._events = copies, events
@@ -94,6 +94,10 @@ class Gradients:
     def of(self, step: int) -> GradientNorms | None:
         return next((norms for norms in reversed(self._taken) if norms.step == step), None)
 
+    def not_finite(self) -> list[GradientNorms]:
+        """Of the steps that are remembered, those whose norm is nan or inf. Waits for the copies."""
+        return [norms for norms in self._taken if not math.isfinite(norms.total)]
+
     def take(self, step: int, optimizer: torch.optim.Optimizer | None = None, scaler: Any = None) -> None:
         """Enqueue the norms of the gradients there are now; once per step. Nothing is read."""
         if self._taken and self._taken[-1].step == step:
@@ -117,7 +121,8 @@ class Gradients:
         cuda: Any = torch.cuda
         events = [cuda.current_stream(norm.device).record_event() for norm in norms if norm.is_cuda]
         self._row = (self._row + 1) % _STEPS
-        self._taken.append(GradientNorms(step, flat, copies, events, _loss_scale(scaler, optimizer)))
+        scaled = scaler is not None and bool(scaler.is_enabled())
+        self._taken.append(GradientNorms(step, flat, copies, events, _loss_scale(scaler, optimizer), scaled))
 
     def _norms(self, groups: list[list[Tensor]]) -> list[Tensor] | None:
         """A vector of L2 norms per group; None where some gradients are sparse, complex or on another device."""

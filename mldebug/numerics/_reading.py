@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mldebug.numerics._event import Event
+
+if TYPE_CHECKING:
+    from mldebug.numerics._filter import Filter
+    from mldebug.numerics._gradients import GradientNorms
 
 _HALF = ("float16", "bfloat16")
 
@@ -19,6 +23,45 @@ def read(event: Event, history: Sequence[dict[str, Any]]) -> tuple[str, str]:
         sentences.append("The model was in eval mode.")
     sentences += _before(event, history)
     return " ".join(sentences), _hint(event)
+
+
+def doubt(watched: Filter, gradients: Sequence[GradientNorms]) -> tuple[str, str]:
+    """(verdict, hint) of a run without event that cannot be called clean; ("", "") if it can.
+
+    `gradients` are those of the steps whose norm is not finite.
+    """
+    if text := watched.nothing_left:
+        return f"nothing was watched: {text}", watched.hint()
+    if text := watched.unmatched("include"):
+        return f"no nan, no inf in the {watched.measured} modules that were watched, but {text}", watched.hint()
+    bad = [norms for norms in gradients if not norms.scaled]
+    if bad:
+        steps = _some([str(norms.step) for norms in bad])
+        seen = f"no nan, no inf in any forward, but the gradient norm is {bad[-1].total:g} in step {steps}"
+        return seen, "torch.autograd.detect_anomaly() names the line; diagnose() names the parameter"
+    return "", ""
+
+
+def clean(watched: Filter, forwards: int, gradients: Sequence[GradientNorms]) -> str:
+    """What there is to say of a run without event. `gradients` are those that a GradScaler found not finite."""
+    if not forwards:
+        return ""
+    sentences = [f"Nothing bad was seen in {forwards} forward passes."]
+    text = watched.unmatched()
+    if text or gradients:
+        sentences = [f"There was no nan and no inf in {forwards} forward passes."]
+    if watched.measured < watched.modules:
+        sentences.append(f"{watched.measured} of {watched.modules} modules were watched.")
+    if text:
+        sentences.append(f"The {text}.")
+    if gradients:
+        steps = _some([str(norms.step) for norms in gradients])
+        sentences.append(f"Gradients were not finite in step {steps}, which GradScaler skips: it looks for its scale.")
+    return " ".join(sentences)
+
+
+def _some(words: list[str]) -> str:
+    return f"{', '.join(words[:5])} and {len(words) - 5} more" if len(words) > 5 else ", ".join(words)
 
 
 def _opening(event: Event) -> str:

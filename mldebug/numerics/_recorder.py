@@ -6,7 +6,6 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -15,7 +14,9 @@ from torch import nn
 from mldebug.core.errors import UsageError
 from mldebug.core.scope import Scope
 from mldebug.numerics import _hub
+from mldebug.numerics._arguments import batches, check_arguments
 from mldebug.numerics._event import Event
+from mldebug.numerics._filter import Filter
 from mldebug.numerics._forwards import Forwards
 from mldebug.numerics._frames import Frames
 from mldebug.numerics._gradients import Gradients
@@ -45,7 +46,8 @@ class DebugUnderflowOverflow(Scope):
             waits; "each" stops at the very module (slow: several device reads a tensor).
         on_event: "raise" a NumericsError; "warn" and go on; "skip" the optimizer step of the bad batch and go on; or
             call a function with the Event.
-        include, exclude: glob patterns of module names to measure or leave out.
+        include, exclude: glob patterns of module names to measure or leave out. One that matches no module is a
+            NumericsWarning; patterns that leave nothing are a UsageError.
         on_step: called with (step, {"loss": ..., "absmax": ..., "grad_norm": ...}) once per optimizer step.
         output: a file for JSON lines: one per step, then the frames and the event. Each line is flushed.
 
@@ -71,12 +73,12 @@ class DebugUnderflowOverflow(Scope):
         on_step: Callable[[int, dict[str, float]], None] | None = None,
         output: str | os.PathLike[str] | None = None,
     ) -> None:
-        _check_arguments(model, max_frames_to_save, check, on_event, on_step, abort_after_batch_num)
+        check_arguments(model, max_frames_to_save, check, on_event, on_step, abort_after_batch_num)
         self.max_frames_to_save = max_frames_to_save
-        self.trace_batch_nums = _batches(trace_batch_nums)
+        self.trace_batch_nums = batches(trace_batch_nums)
         self.abort_after_batch_num = abort_after_batch_num
         self.check = check
-        self.include, self.exclude = _patterns("include", include), _patterns("exclude", exclude)
+        self.filter = Filter(include, exclude)
 
         self.step = 0  # optimizer steps, skipped ones included
         self.memory = Memory()
@@ -174,6 +176,7 @@ class DebugUnderflowOverflow(Scope):
 
     def finish(self, exc: BaseException | None = None, at_exit: bool = False) -> None:
         """End of the scope or of the process: what is still pending is read and reported."""
+        self._tell_unmatched()
         try:
             if exc is not None or at_exit:
                 with self._respond.never_raise(exc):
@@ -227,6 +230,7 @@ class DebugUnderflowOverflow(Scope):
             self.when_dead(optimizer, self._step_counts.pop, key, None)
         count = self._step_counts[key] = self._step_counts[key] + 1
         self.forwards.micro_batch = 0
+        self._tell_unmatched()
         if count > self.step and not self._step_is_given:
             self._respond.step_done(self.step)
             self.step = count
@@ -341,9 +345,20 @@ class DebugUnderflowOverflow(Scope):
             if model is not None:
                 self.when_dead(model, self.remove)
                 self._add_root(model)
+                if self.filter.nothing_left:
+                    raise UsageError(f"nothing would be watched: {self.filter.nothing_left}", self.filter.hint())
+                self._tell_unmatched()
         except BaseException:  # nobody has this recorder yet, to remove it
             self.remove()
             raise
+
+    def _tell_unmatched(self) -> None:
+        """Warn of patterns that match no module, once: now, or where models come later when the first step is over."""
+        if self.filter.told or not self.filter.modules:
+            return
+        self.filter.told = True
+        if text := self.filter.nothing_left or self.filter.unmatched():
+            warn(f"mldebug: {text}\nhint: {self.filter.hint()}")
 
     def _add_root(self, module: nn.Module) -> None:
         self._roots.append(weakref.ref(module))
@@ -356,44 +371,6 @@ class DebugUnderflowOverflow(Scope):
 
     def _watch(self, module: nn.Module, name: str, root: nn.Module) -> Watched:
         watched = _hub.watch(self, module, name, root)
-        watched.muted = (bool(self.include) and not _matches(name, self.include)) or _matches(name, self.exclude)
+        watched.muted = self.filter.mutes(name, module)
         self.weights.add(watched, module)
         return watched
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _check_arguments(model: Any, max_frames: Any, check: Any, on_event: Any, on_step: Any, abort: Any) -> None:
-    if model is not None and not isinstance(model, nn.Module):
-        raise UsageError(
-            f"DebugUnderflowOverflow needs a torch.nn.Module, got {type(model).__name__}",
-            hint="pass the model itself: DebugUnderflowOverflow(model)",
-        )
-    if not isinstance(max_frames, int) or max_frames < 1:
-        raise UsageError(
-            f"max_frames_to_save is {max_frames}, it must be a whole number of at least 1", hint="the default is 21"
-        )
-    if check not in ("step", "async", "each"):
-        raise UsageError(f"check is {check!r}", hint='use "step", "async" or "each"')
-    if abort is not None and not isinstance(abort, int):
-        raise UsageError(f"abort_after_batch_num is {abort!r}", hint="give a batch number, counted from 0")
-    if on_step is not None and not callable(on_step):
-        raise UsageError(f"on_step is {on_step!r}", hint="give a function of the step and its numbers")
-    if not callable(on_event) and on_event not in ("raise", "warn", "skip"):
-        raise UsageError(f"on_event is {on_event!r}", hint='use "raise", "warn", "skip" or a function of the Event')
-
-
-def _patterns(name: str, value: Any) -> tuple[str, ...]:
-    patterns = (value,) if isinstance(value, str) else tuple(value or ())
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise UsageError(f"{name} is {value!r}", hint=f'give patterns of module names: {name}=["encoder.*"]')
-    return patterns
-
-
-def _batches(value: Any) -> frozenset[int]:
-    try:
-        return frozenset(int(number) for number in value or ())
-    except (TypeError, ValueError):
-        raise UsageError(f"trace_batch_nums is {value!r}", hint="give batch numbers: trace_batch_nums=[1, 3]") from None

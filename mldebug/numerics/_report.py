@@ -37,10 +37,11 @@ class NumericsWarning(UserWarning):
 class NumericsReport(Report):
     """What a recorder saw.
 
-    `event` is None for a healthy run. `frames` are texts, the last one being the module of the event; `frames_from`
-    says whether they come from a replay of the forward, from the recorder's ring (outputs only; `not_replayed` says
-    why) or from live tensors. `history` has a dict per step: loss, grad_norm, absmax and where it was. `series` holds
-    abs max by tensor and batch for the heat map (not in to_dict).
+    `event` is None for a healthy run; `unsure` then says why it cannot be called clean, if it cannot: a pattern of
+    `include` matches no module, or a gradient norm is not finite and no forward was. `frames` are texts, the last one
+    being the module of the event; `frames_from` says whether they come from a replay of the forward, from the
+    recorder's ring (outputs only; `not_replayed` says why) or from live tensors. `history` has a dict per step: loss,
+    grad_norm, absmax and where it was. `series` holds abs max by tensor and batch for the heat map (not in to_dict).
 
         report = mldebug.diagnose(model, step, steps=100)
         report.event and report.event.module
@@ -61,11 +62,12 @@ class NumericsReport(Report):
     eval_batches: int = 0
     generated_tokens: int = 0
     events: int = 0
+    unsure: str = ""
     series: dict[str, list[tuple[int, float]]] = field(default_factory=dict, repr=False)
 
     @property
     def ok(self) -> bool:
-        return self.event is None or self.event.benign
+        return not self.unsure if self.event is None else self.event.benign
 
     @property
     def verdict(self) -> str:
@@ -73,6 +75,8 @@ class NumericsReport(Report):
         event = self.event
         if event is None and not self.batches:
             return "no model was called in this process: nothing was watched"
+        if event is None and self.unsure:
+            return self.unsure
         if event is None:
             return f"no nan, no inf in {self.batches} forward passes, {self.steps} steps"
         rank = f", rank {event.rank}" if event.rank else ""

@@ -16,7 +16,7 @@ from mldebug.core.world import world
 from mldebug.numerics._event import Event
 from mldebug.numerics._history import History, place_of
 from mldebug.numerics._output import LinesFile
-from mldebug.numerics._reading import read
+from mldebug.numerics._reading import clean, doubt, read
 from mldebug.numerics._report import NumericsError, NumericsReport, NumericsWarning
 from mldebug.numerics._stats import LIMIT
 from mldebug.numerics._weights import join_name
@@ -246,10 +246,13 @@ class Responder:
         if recorder.weights.bad_buffers:
             names = ", ".join(list(recorder.weights.bad_buffers)[:5])
             notes.append(f"not finite from the start, and not counted unless something follows from it: {names}")
+        unsure = ""
         if found is not None:
             reading, hint = read(found.event, rows)
         else:
-            reading, hint = f"Nothing bad was seen in {recorder.batch_number} forward passes.", ""
+            gradients = recorder.gradients.not_finite()
+            unsure, hint = doubt(recorder.filter, gradients)
+            reading = "" if unsure else clean(recorder.filter, recorder.batch_number, gradients)
             self._keep_unfinished()
         return NumericsReport(
             event=None if found is None else found.event,
@@ -265,6 +268,7 @@ class Responder:
             eval_batches=recorder.forwards.eval_batches,
             generated_tokens=recorder.forwards.generated,
             events=self._events,
+            unsure=unsure,
             series=self._history.series(),
         )
 
