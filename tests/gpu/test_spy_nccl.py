@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,13 +30,23 @@ if torch.cuda.device_count() < 2:
 
 @contextlib.contextmanager
 def job(program: str, *args: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [*LAUNCH, str(PROGRAMS / program), *args], env={**os.environ, **environment}, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = subprocess.Popen(
+            [*LAUNCH, str(PROGRAMS / program), *args], env={**os.environ, **environment}, start_new_session=True,
+            stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            yield process
+        except AssertionError:
+            log.seek(0)
+            print(f"the job, status {process.poll()}, said: {log.read()[-3000:]}")
+            raise
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -54,13 +65,13 @@ def spy(pid: int) -> dict[str, Any]:
     return report
 
 
-def verdict_of(pid: int, seconds: float = 60) -> dict[str, Any]:
+def verdict_of(process: subprocess.Popen[bytes], seconds: float = 60) -> dict[str, Any]:
     """The first verdict that says hung, or the last one."""
-    end, report = time.monotonic() + seconds, {"verdict": {}}
-    while time.monotonic() < end and not report["verdict"].get("hung"):
+    until, verdict = time.monotonic() + seconds, {"hung": False}
+    while time.monotonic() < until and process.poll() is None and not verdict["hung"]:
         time.sleep(3)
-        report = spy(pid)
-    return report["verdict"]
+        verdict = spy(process.pid)["verdict"] or verdict
+    return verdict
 
 
 def watch(program: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -81,10 +92,10 @@ def test_a_rank_that_leaves_out_one_all_reduce_is_named(how: str, recorder: str,
         pytest.skip("mldebug is not installed here, so its agent cannot enter a job")
     environment = {"off": {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, "agent": {"MLDEBUG_AGENT": str(tmp_path)}}
     with job("nccl_skip.py", how, **environment.get(recorder, {})) as process:
-        verdict = verdict_of(process.pid)
-    assert verdict["hung"], verdict
-    assert verdict["culprits"] == [ODD], verdict["text"]
-    assert verdict["kind"] == "skipped-collective", verdict["text"]
+        verdict = verdict_of(process)
+        assert verdict["hung"], verdict
+        assert verdict["culprits"] == [ODD], verdict["text"]
+        assert verdict["kind"] == "skipped-collective", verdict["text"]
 
 
 @pytest.mark.parametrize("how", ["long", "late", "alone"])
