@@ -145,6 +145,7 @@ class Rank(TypedDict):
     start: float
     job: str  # what ranks of one job share: TORCHELASTIC_RUN_ID, SLURM_JOB_ID or MASTER_ADDR:MASTER_PORT
     command: str
+    user: NotRequired[str]  # whose process it is
     status: str  # ok, no-permission, gone, not-python, timeout
     why: NotRequired[str]  # where the status is not ok: the reason and the exact fix
     state: str  # as in the last sample

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mldebug import hang
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.hang._evidence import Evidence, is_evidence, merge_evidence
+from mldebug.hang._html import page
 from mldebug.hang._judge import judge
 from mldebug.hang._judge_case import name_ranks
 from mldebug.hang._judge_views import view
@@ -34,6 +35,9 @@ def spy(evidence: Evidence | None = None, *, earlier: Evidence | None = None, **
     if evidence is None:
         evidence = hang.collect(**options)
         annotate(evidence)
+        for rank in evidence["ranks"]:
+            if user := _owner(rank["pid"]):
+                rank["user"] = user
     since = ""
     if earlier is not None:
         evidence, since = _with_earlier(evidence, earlier)
@@ -62,13 +66,15 @@ def load_evidence(paths: Sequence[str | os.PathLike[str]]) -> Evidence:
 def save_evidence(evidence: Evidence, path: str | os.PathLike[str]) -> None:
     """Write evidence for `load_evidence`, readable by its owner only: stacks and locals may hold anything.
 
-    A name that ends in .folded or .speedscope.json gets the stacks for such viewers instead.
+    A name that ends in .html gets the report as a page; one in .folded or .speedscope.json the stacks for such viewers.
     """
     name = os.fspath(path)
     if name.endswith(".folded"):
         text = folded(evidence)
     elif name.endswith(".speedscope.json"):
         text = speedscope(evidence)
+    elif name.endswith((".html", ".htm")):
+        text = page(SpyReport(judge(evidence), evidence))
     else:
         text = json.dumps(evidence)
     try:
@@ -78,6 +84,20 @@ def save_evidence(evidence: Evidence, path: str | os.PathLike[str]) -> None:
             stream.write(text)
     except OSError as exc:
         raise MldebugError(f"cannot write {name}: {(exc.strerror or str(exc)).lower()}", "choose another file") from exc
+
+
+def _owner(pid: int) -> str:
+    """The name of the user whose process it is; "" where it has ended."""
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return ""
+    try:
+        import pwd
+
+        return pwd.getpwuid(uid).pw_name
+    except (ImportError, KeyError):
+        return str(uid)
 
 
 def _with_earlier(evidence: Evidence, earlier: Evidence) -> tuple[Evidence, str]:

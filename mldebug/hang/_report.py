@@ -18,7 +18,7 @@ from mldebug.hang._verdict import Verdict
 if TYPE_CHECKING:
     from mldebug.hang._judge_views import View
 
-_Spot = tuple[str, str, int]  # file, function, line
+Spot = tuple[str, str, int]  # file, function, line
 _TREE, _TROUBLE, _CHILDREN, _NOTES = 24, 8, 6, 4  # the most lines of each part: 60 in all
 
 
@@ -39,6 +39,35 @@ class SpyReport(Report):
     @property
     def ok(self) -> bool:
         return not self.verdict.hung
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words: `hung: gil-held, rank 1`."""
+        verdict = self.verdict
+        words = "hung" if verdict.hung else "not hung"
+        words += f": {verdict.kind}" if verdict.kind != "unknown" else ""
+        return f"{words}, {name_ranks(verdict.culprits)}" if verdict.culprits else words
+
+    @property
+    def size(self) -> str:
+        """What was looked at: `4 ranks on 1 host (pids 4711-4714 of alice on node7)`."""
+        case = self._case
+        here = len(case.views)
+        total = f" of {case.world}" if case.world > here else ""
+        hosts = {rank["host"] for rank in self.evidence["ranks"]}
+        words = f"{here}{total} rank{'s' if here != 1 else ''} on {len(hosts)} host{'s' if len(hosts) != 1 else ''}"
+        if len(hosts) != 1:
+            return words
+        pids = ranges(rank["pid"] for rank in self.evidence["ranks"])
+        pids = pids if len(pids) < 40 else f"{pids[:36].rpartition(',')[0]},..."
+        users = sorted({user for rank in self.evidence["ranks"] if (user := rank.get("user"))})
+        owner = f" of {', '.join(users[:3])}" if users else ""
+        return f"{words} (pid{'s' if here != 1 else ''} {pids}{owner} on {hosts.pop()})"
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The ranks that should be there and have no process."""
+        return self._case.absent
 
     @cached_property
     def _case(self) -> Case:
@@ -61,7 +90,7 @@ class SpyReport(Report):
 
     def text(self, color: bool = False, width: int = 80) -> str:
         case = self._case
-        lines = [*self._verdict_lines(width), "", *_tree_lines(case, self.verdict, width)]
+        lines = [*self._verdict_lines(width), "", *_wrapped(self.size, width, 2), *_tree_lines(case, width)]
         if self.since:
             lines += ["", *_wrapped(self.since, width, 2)]
         lines += _child_lines(case, self.verdict, width)
@@ -71,20 +100,15 @@ class SpyReport(Report):
 
     def _verdict_lines(self, width: int) -> list[str]:
         verdict = self.verdict
-        head = "hung" if verdict.hung else "not hung"
-        if verdict.kind != "unknown":
-            head += f": {verdict.kind}"
-        if verdict.culprits:
-            head += f", {name_ranks(verdict.culprits)}"
         rests = ", from ".join([f"sure: {verdict.sure}", *([", ".join(verdict.rests_on)] if verdict.rests_on else [])])
-        lines = [*_wrapped(head, width, 2), *_wrapped(verdict.text, width, 2)]
+        lines = [*_wrapped(self.headline, width, 2), *_wrapped(verdict.text, width, 2)]
         shown = lines if len(lines) <= 11 else [*lines[:10], "  ..."]
         return [*shown, *_wrapped(rests, width, 2)[:2]]
 
 
-def _tree_lines(case: Case, verdict: Verdict, width: int) -> list[str]:
+def _tree_lines(case: Case, width: int) -> list[str]:
     """The merged tree of the program's own frames, outliers first."""
-    stacks = [(view.number, _path(view)) for view in case.seen]
+    stacks = [(view.number, spots(view)) for view in case.seen]
     rows = chains(merge_stacks(stacks))
     blocks: list[list[str]] = []
     for depth, node, run in rows:
@@ -101,21 +125,17 @@ def _tree_lines(case: Case, verdict: Verdict, width: int) -> list[str]:
             shown.append(f"  ... and {len(blocks) - index} more places (--json has all)")
             break
         shown += block
-    here = len(case.views)
-    total = f" of {case.world}" if case.world > here else ""
-    hosts = len({view.rank["host"] for view in case.views})
-    head = f"{here}{total} rank{'s' if here != 1 else ''} on {hosts} host{'s' if hosts != 1 else ''}"
-    return [head, *shown]
+    return shown
 
 
-def _label(node: Node[_Spot]) -> str:
+def _label(node: Node[Spot]) -> str:
     label = node.label
     if len(label) > 40:
         label = f"{label[:28].rpartition(',')[0]},... {len(node.ranks)} ranks]"
     return label
 
 
-def _path(view: View) -> tuple[_Spot, ...]:
+def spots(view: View) -> tuple[Spot, ...]:
     """The program's frames, and what the innermost one waits for."""
     wait = view.wait
     state = {"T": "stopped", "t": "traced", "Z": "zombie", "X": "dead"}.get(view.state, "")
@@ -124,7 +144,7 @@ def _path(view: View) -> tuple[_Spot, ...]:
     return (*wait.path, ("", f"{what}{group}", 0))
 
 
-def _spot(spot: _Spot) -> str:
+def _spot(spot: Spot) -> str:
     file, function, line = spot
     return f"{function} {PurePath(file).name}:{line}" if file else function
 
