@@ -192,6 +192,8 @@ def _plain_wait(
     library: list[tuple[str, Frame]], users: list[Frame], thread: Thread, evidence: Evidence
 ) -> tuple[str, str, Frame | None]:
     """Waits of Python itself, by the innermost frames or the text of the line."""
+    if library and _takes_lock(*library[-1]):
+        return "lock", *library[-1]
     for name, frame in library:
         if frame["file"].endswith("threading.py"):
             if name in ("join", "_wait_for_tstate_lock"):
@@ -208,6 +210,14 @@ def _plain_wait(
         return ("busy" if thread["active"] else "idle"), "", None
     source = source_of(evidence, users[0])
     return _by_text(source["text"] if source else "", thread), "", users[0]
+
+
+def _takes_lock(name: str, frame: Frame) -> bool:
+    """Whether a frame of Python's own library waits for a lock and not for what the lock guards: in a queue, a log."""
+    file = frame["file"]
+    if file.endswith("logging/__init__.py"):
+        return name in ("acquire", "_acquireLock", "handle", "flush")
+    return name in ("acquire", "__enter__") and (file.endswith("threading.py") or "importlib._bootstrap" in file)
 
 
 _TEXTS = (

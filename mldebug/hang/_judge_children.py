@@ -62,7 +62,7 @@ def children(case: Case) -> Verdict | None:
 def pipes(case: Case) -> Verdict | None:
     """A full pipe: the child writes where nobody reads, and the rank waits for the child to end."""
     for view in case.outside:
-        if view.wait.kind not in ("subprocess", "join", "pipe", "queue"):
+        if view.wait.kind not in ("subprocess", "join", "pipe", "queue") and not view.polls:
             continue
         writers = [child for child in view.rank["children"] if _writes(case, child)]
         if writers:

@@ -156,10 +156,19 @@ def moving(case: Case) -> Verdict | None:
 
 
 def polling(case: Case) -> Verdict | None:
-    found = [view for view in case.outside if view.polls and not children_work(case, view)]
+    found = [
+        view for view in case.outside if (view.polls or view.wait.kind == "store") and not children_work(case, view)
+    ]
     if not found or not case.waiting:
         return None
+    others = [view for view in case.outside if view not in found and may_go_on(case, view)]
+    if others:
+        text = f"slow, not hung as far as can be seen: {crowd(others)}; {crowd(found)}. {rest(case.waiting)}"
+        return Verdict(False, "straggler", (), cap(text), "low", ("process state", "stacks"))
     culprits = tuple(view.number for view in found)
+    if not any(view.polls for view in found):
+        text = f"{crowd(found)}, which nobody sets. {rest(case.waiting)}"
+        return Verdict(True, "poll-loop", culprits, cap(text), "medium", ("stacks", "program text"))
     guards = [guard for guard in guards_of(case.evidence, found[0].wait.path) if is_loop(guard)]
     loop = f" (`{guards[-1]}`)" if guards else ""
     asks = verb(culprits, f"asks again and again at {place(found[0].wait)}{loop}")

@@ -54,7 +54,8 @@ def settle(case: Case, verdict: Verdict) -> Verdict:
     )
     rests = ("record of collectives", *verdict.rests_on)
     if verdict.kind == "two-threads-one-group" and not verdict.culprits:
-        return replace(verdict, culprits=found.odd, text=f"{verdict.text} {sentence(text)}", rests_on=rests)
+        odd = found.odd if 2 * len(found.odd) < len(found.calls) else ()  # half of them is no exception
+        return replace(verdict, culprits=odd, text=f"{verdict.text} {sentence(text)}", rests_on=rests)
     if verdict.kind not in _ORDERS:
         same = tuple(sorted(verdict.culprits)) == found.odd
         sure = "high" if same else verdict.sure
