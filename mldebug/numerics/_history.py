@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from mldebug.numerics._records import Call, Site
 from mldebug.numerics._stats import LIMIT, SUBNORMAL_SHARE
 
 if TYPE_CHECKING:
+    from mldebug.numerics._event import Event
     from mldebug.numerics._recorder import DebugUnderflowOverflow
 
 _CALLS = 64  # forwards that a report looks back on
@@ -24,12 +26,15 @@ class History:
         self._waiting: list[tuple[int, list[Call]]] = []
         self._told = 0  # calls before this one were handed out
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One dict per step: loss, grad_norm, absmax, where; oldest first."""
-        steps: dict[int, list[Call]] = {}
+    def rows(self, event: Event | None = None) -> list[dict[str, Any]]:
+        """One dict per step: loss, grad_norm, absmax, where; oldest first. That of the event names it."""
+        steps: dict[int, list[Call]] = {} if event is None else {event.step: []}
         for call in self._recent():
             steps.setdefault(call.step, []).append(call)
-        return [self._row(step, calls) for step, calls in sorted(steps.items())]
+        rows = {step: self._row(step, calls) for step, calls in sorted(steps.items())}
+        if event is not None:
+            _name_event(rows[event.step], event)
+        return list(rows.values())
 
     def finished(self, step: int) -> list[dict[str, Any]]:
         """The rows of steps before this one, which the device has long left behind: reading them waits for nothing."""
@@ -60,7 +65,7 @@ class History:
         calls = [call for call in self._recent() if call.training and (before is None or call.batch < before)]
         if not calls:
             return []
-        notes: list[str] = []
+        same: dict[tuple[str, str], list[str]] = {}  # what is said of one place or of several -> the places
         masks: list[str] = []
         last = calls[-1]
         numbers = range(last.first, last.end)
@@ -73,11 +78,14 @@ class History:
             place, dtype = place_of(site), str(site.dtype).removeprefix("torch.")
             share = stats.subnormal / max(memory.numel(number), 1)
             if stats.subnormal > 0 and share >= SUBNORMAL_SHARE:
-                notes.append(f"underflow: {100 * share:.0f}% of {place} is subnormal in {dtype}")
+                said = f"underflow: {100 * share:.0f}% of", f"is subnormal in {dtype}"
+                same.setdefault(said, []).append(place)
             if stats.near(site.dtype):
                 trend = self._trend(calls, place)
                 share = stats.absmax / LIMIT[site.dtype]
-                notes.append(f"{place} stands at {100 * share:.0f}% of the limit of {dtype}{trend}")
+                said = "", f"stands at {100 * share:.0f}% of the limit of {dtype}{trend}"
+                same.setdefault(said, []).append(place)
+        notes = [f"{before} {in_short(places)} {after}".strip() for (before, after), places in same.items()]
         if masks:
             notes.append(f"-inf, as masks have it, in {', '.join(masks[:5])}{' ...' if len(masks) > 5 else ''}")
         return notes[:10]
@@ -121,4 +129,38 @@ class History:
 
 def place_of(site: Site) -> str:
     """A tensor's place as notes and history name it: `encoder.block.0 output[0]`."""
-    return f"{site.module} {site.path}" if site.module else site.path
+    return spell_place(site.module, "" if site.owner is None else site.owner.cls, site.path)
+
+
+def spell_place(module: str | None, module_class: str, path: str) -> str:
+    """The same from its parts. The root has no name: its class stands for it."""
+    return path if module is None else f"{module or module_class} {path}"
+
+
+def in_short(places: list[str]) -> str:
+    """Many places as one subject: `layers.0-7 output` where they differ by one number that counts up."""
+    if len(places) == 1:
+        return places[0]
+    pieces = [re.split(r"(\d+)", text) for text in places]  # numbers are at the odd places
+    if len(set(map(len, pieces))) == 1:
+        differ = [i for i, column in enumerate(zip(*pieces, strict=True)) if len(set(column)) > 1]
+        if len(differ) == 1 and differ[0] % 2:
+            numbers = [int(piece[differ[0]]) for piece in pieces]
+            if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+                before, after = pieces[0][: differ[0]], pieces[0][differ[0] + 1 :]
+                return f"each of {''.join(before)}{numbers[0]}-{numbers[-1]}{''.join(after)}"
+    if len(places) == 2:
+        return f"each of {places[0]} and {places[1]}"
+    return f"each of {places[0]} and {len(places) - 1} more, up to {places[-1]},"
+
+
+def _name_event(row: dict[str, Any], event: Event) -> None:
+    if event.role == "gradient":
+        where = f"{event.param} gradient"
+    elif event.param is not None:
+        where = event.param
+    else:
+        where = spell_place(event.module, event.module_class, event.name)
+    row["event"] = f"{event.kind} in {where}"
+    if event.role != "gradient":
+        row["absmax"], row["where"] = float(event.kind), where

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mldebug.core.errors import MldebugError
+from mldebug.numerics._history import spell_place
 
 if TYPE_CHECKING:
     from mldebug.numerics._event import Event
@@ -82,7 +83,7 @@ def _place_of(event: Event | None) -> str:
     """The key of the event's tensor in `series`."""
     if event is None:
         return ""
-    return f"{event.module} {event.name}" if event.module else event.name
+    return spell_place(event.module, event.module_class, event.name)
 
 
 def _fewer(rows: list[_Row]) -> list[_Row]:

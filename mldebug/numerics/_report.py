@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from mldebug.core.errors import MldebugError
 from mldebug.core.report import Report, jsonable
 from mldebug.numerics._event import Event
-from mldebug.numerics._frames import COLUMNS
+from mldebug.numerics._frames import COLUMNS, PREFIX
 
 _RECENT = 8  # steps of history that the text shows
 
@@ -41,7 +41,8 @@ class NumericsReport(Report):
     `include` matches no module, or a gradient norm is not finite and no forward was. `frames` are texts, the last one
     being the module of the event; `frames_from` says whether they come from a replay of the forward, from the
     recorder's ring (outputs only; `not_replayed` says why) or from live tensors. `history` has a dict per step: loss,
-    grad_norm, absmax and where it was. `series` holds abs max by tensor and batch for the heat map (not in to_dict).
+    grad_norm, absmax and where it was; in the step of the event also "event". `series` holds abs max by tensor and
+    batch for the heat map (not in to_dict).
 
         report = mldebug.diagnose(model, step, steps=100)
         report.event and report.event.module
@@ -103,26 +104,24 @@ class NumericsReport(Report):
         if self.hint:
             lines += textwrap.wrap(f"hint: {self.hint}", width, subsequent_indent="      ")
         if self.frames and not (self.event is None and self.frames_from == "live"):  # those were printed as they ran
-            lines += ["", self.frames_text().rstrip()]
+            lines += ["", self.frames_text(width).rstrip()]
         if self.history:
-            lines += ["", *_history_table(self.history[-_RECENT:])]
+            lines += ["", *_history_table(self.history[-_RECENT:], width)]
         for note in self.notes:
             lines += ["", *textwrap.wrap(f"note: {note}", width, subsequent_indent="      ")]
         return "\n".join(lines)
 
-    def frames_text(self) -> str:
-        """The frames under the classic header."""
+    def frames_text(self, width: int = 80) -> str:
+        """The frames under the classic header, in lines of at most `width` columns. `frames` has them as they are."""
         batch = self.event.batch if self.event is not None else self.batches
-        source = {
-            "replay": "",
-            "live": "",
-            "": "",
-            "ring": f"(outputs only, as recorded; not replayable: {self.not_replayed})\n",
-        }[self.frames_from]
-        first = f"Detected inf/nan during batch_number={batch}\n" if self.event is not None else ""
-        head = f"{first}Last {len(self.frames)} forward frames:\n"
-        body = "\n".join(self.frames).lstrip("\n")
-        return f"{head}{source}{COLUMNS}\n{body}\n"
+        lines = [f"Detected inf/nan during batch_number={batch}"] if self.event is not None else []
+        lines.append(f"Last {len(self.frames)} forward frames:")
+        if self.frames_from == "ring":
+            lines += textwrap.wrap(f"(outputs only, as recorded; not replayable: {self.not_replayed})", width)
+        body = "\n".join(self.frames).strip("\n").splitlines()
+        if COLUMNS not in body[:2]:  # the first frame of a batch brings them
+            lines.append(COLUMNS)
+        return "\n".join([*lines, *(_frame_line(line, width) for line in body)]) + "\n"
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Write a heat map of abs max by tensor and batch as PNG. Needs the `plot` extra."""
@@ -135,12 +134,33 @@ def _what(event: Event) -> str:
     return event.role if event.name == event.role else f"{event.role} {event.name}"
 
 
-def _history_table(rows: list[dict[str, Any]]) -> list[str]:
-    lines = [f"{'step':>8} {'loss':>10} {'grad norm':>10} {'abs max':>10}  in"]
+def _frame_line(line: str, width: int) -> str:
+    """A line that is too long is indented less, and then loses the front of its name."""
+    if len(line) <= width:
+        return line
+    if line.startswith(PREFIX):
+        return _tail(line.strip(), width).rjust(width)
+    return line[: len(PREFIX) + 1] + _tail(line[len(PREFIX) + 1 :], width - len(PREFIX) - 1)
+
+
+def _history_table(rows: list[dict[str, Any]], width: int) -> list[str]:
+    lines = [f"{'step':>6} {'loss':>10} {'grad norm':>10} {'abs max':>10}  in"]
     for row in rows:
         cells = [_number(row.get(key)) for key in ("loss", "grad_norm", "absmax")]
-        lines.append(f"{row['step']:>8} {cells[0]} {cells[1]} {cells[2]}  {row.get('where', '')}"[:100])
+        start = f"{row['step']:>6} {cells[0]} {cells[1]} {cells[2]}  "
+        lines.append(f"{start}{_tail(row.get('where', ''), width - len(start))}".rstrip())
+        event = row.get("event", "")
+        if event and not event.endswith(f" in {row.get('where')}"):  # of a gradient: abs max is of outputs
+            lines.append(f"{'':>6} {_tail(event, width - 7)}")
     return lines
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a dotted name says more than its beginning."""
+    if len(text) <= width:
+        return text
+    end = text[-(width - 3) :]
+    return f"...{end[end.find('.') + 1 :] if '.' in end[: width // 2] else end}"
 
 
 def _number(value: float | None) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mldebug.numerics._recorder import DebugUnderflowOverflow
     from mldebug.numerics._records import Watched
 
+_NEAR_NOTES = 8  # tensors near the limit of their dtype that a report names
 _FULL_REPORTS = 3  # events of one run that are printed whole; then only at 10, 100, ...
 
 
@@ -233,9 +234,11 @@ class Responder:
 
     def _build(self, found: Found | None) -> NumericsReport:
         recorder = self._recorder
-        rows = self._history.rows()
+        rows = self._history.rows(None if found is None else found.event)
         before = None if found is None else found.event.batch
-        notes = [*self._near.values(), *self._history.notes(before), *self.notes]
+        notes = [*list(self._near.values())[:_NEAR_NOTES], *self._history.notes(before), *self.notes]
+        if len(self._near) > _NEAR_NOTES:
+            notes.append(f"overflow ahead: {len(self._near) - _NEAR_NOTES} more tensors came near the limit")
         if recorder.forwards.recomputed:
             notes.append(
                 f"activation checkpointing ran {recorder.forwards.recomputed} modules again; not counted twice"

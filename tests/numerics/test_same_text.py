@@ -17,7 +17,7 @@ from .kit import tiny, tokens
 
 NUMBER = r"(?:[ ]*-?\d\.\d\de[+-]\d\d|[ ]*inf|[ ]*nan)"
 LINE = re.compile(rf"^({NUMBER}) ({NUMBER}) \S+.*$|^ +None \S+$")
-HEAD = re.compile(r"^ {18}(\S*) ([A-Za-z_]\w*)$")
+HEAD = re.compile(r"^(?= {18}| +\S{40}) +(\S*) ([A-Za-z_]\w*)$")  # what would pass 80 columns is indented less
 START = re.compile(r"^ +\*\*\* Starting batch number=(\d+) \*\*\*$")
 
 
