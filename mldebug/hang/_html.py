@@ -68,7 +68,7 @@ def _lines(report: SpyReport) -> Iterator[str]:
 
 
 def _tree(case: Case, culprits: tuple[int, ...]) -> Iterator[str]:
-    rows = chains(merge_stacks((view.number, spots(view)) for view in case.seen))
+    rows = chains(merge_stacks((view.number, spots(view)) for view in case.seen), culprits)
     yield '<div class="tree">'
     for depth, node, run in rows[:_PLACES]:
         guilty = ' class="culprit"' if culprits and set(node.ranks) <= set(culprits) else ""
@@ -131,14 +131,14 @@ def _table(report: SpyReport, case: Case) -> Iterator[str]:
     if not case.views:
         return
     yield f"<details><summary>All ranks ({len(case.views)})</summary><table>"
-    yield "<tr><th>rank<th>host<th>pid<th>state<th>it<th>moved</tr>"
+    yield "<tr>" + "".join(f"<th>{head}</th>" for head in ("rank", "host", "pid", "state", "it", "moved")) + "</tr>"
     for view in case.views:
         rank = view.rank
         state = _STATES.get(rank["state"], "asleep") if rank["status"] == "ok" else rank["status"]
         what = doing(view.wait) if view.waits else rank.get("why", "")
         cells = (str(view.number), rank["host"], str(rank["pid"]), state, what, "yes" if view.moved else "")
         mark = ' class="culprit"' if view.number in report.verdict.culprits else ""
-        yield f"<tr{mark}>{''.join(f'<td>{_text(cell)}' for cell in cells)}</tr>"
+        yield f"<tr{mark}>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
     yield "</table></details>"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -48,10 +48,14 @@ def merge_stacks(stacks: Iterable[tuple[int, Sequence[Spot]]]) -> Node[Spot]:
     return root
 
 
-def chains(root: Node[Spot]) -> list[tuple[int, Node[Spot], list[Spot]]]:
-    """The tree as rows (depth, last node, the frames of a run without a fork), smaller rank sets first."""
+def chains(root: Node[Spot], first: Collection[int] = ()) -> list[tuple[int, Node[Spot], list[Spot]]]:
+    """The tree as rows (depth, last node, the frames of a run without a fork).
+
+    Branches with a rank of `first` come first, then the smaller rank sets.
+    """
+    wanted = set(first)
     rows: list[tuple[int, Node[Spot], list[Spot]]] = []
-    stack = [(0, child) for child in _by_size(root)]
+    stack = [(0, child) for child in _by_size(root, wanted)]
     while stack:
         depth, node = stack.pop()
         run = [node.spot] if node.spot is not None else []
@@ -63,10 +67,13 @@ def chains(root: Node[Spot]) -> list[tuple[int, Node[Spot], list[Spot]]]:
             if node.spot is not None:
                 run.append(node.spot)
         rows.append((depth, node, run))
-        stack += [(depth + 1, child) for child in _by_size(node)]
+        stack += [(depth + 1, child) for child in _by_size(node, wanted)]
     return rows
 
 
-def _by_size(node: Node[Spot]) -> list[Node[Spot]]:
+def _by_size(node: Node[Spot], wanted: set[int]) -> list[Node[Spot]]:
     """The children, the largest first: the rows are taken from the end."""
-    return sorted(node.children.values(), key=lambda child: (-len(child.ranks), -min(child.ranks)))
+    return sorted(
+        node.children.values(),
+        key=lambda child: (not wanted.isdisjoint(child.ranks), -len(child.ranks), -min(child.ranks)),
+    )

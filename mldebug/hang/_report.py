@@ -90,7 +90,12 @@ class SpyReport(Report):
 
     def text(self, color: bool = False, width: int = 80) -> str:
         case = self._case
-        lines = [*self._verdict_lines(width), "", *_wrapped(self.size, width, 2), *_tree_lines(case, width)]
+        lines = [
+            *self._verdict_lines(width),
+            "",
+            *_wrapped(self.size, width, 2),
+            *_tree_lines(case, self.verdict, width),
+        ]
         if self.since:
             lines += ["", *_wrapped(self.since, width, 2)]
         lines += _child_lines(case, self.verdict, width)
@@ -106,10 +111,10 @@ class SpyReport(Report):
         return [*shown, *_wrapped(rests, width, 2)[:2]]
 
 
-def _tree_lines(case: Case, width: int) -> list[str]:
+def _tree_lines(case: Case, verdict: Verdict, width: int) -> list[str]:
     """The merged tree of the program's own frames, outliers first."""
     stacks = [(view.number, spots(view)) for view in case.seen]
-    rows = chains(merge_stacks(stacks))
+    rows = chains(merge_stacks(stacks), verdict.culprits)
     blocks: list[list[str]] = []
     for depth, node, run in rows:
         label = _label(node)
