@@ -101,9 +101,20 @@ def _expand(word: str) -> list[str]:
         ) from exc
     user, at, hosts = word.partition("@") if "@" in word[1:] else ("", "", word)
     try:
+        _check_size(word)
         nodes = NodeSet(hosts)
-        if len(nodes) > _MOST:
-            raise UsageError(f"{word!r} are {len(nodes)} hosts", f"name up to {_MOST}")
+        if not nodes:
+            raise UsageError(f"{word!r} names no host", "for example: node[001-512], or a,b,c")
         return [f"{user}{at}{name}" for name in nodes]
     except (NodeSetException, ValueError) as exc:
         raise UsageError(f"{word!r} is no list of hosts: {exc}", "for example: node[001-512], or a,b,c") from exc
+
+
+def _check_size(word: str) -> None:
+    """Before it is expanded: a slip in a range must not fill the memory."""
+    size = 1
+    for ranges in re.findall(r"\[([^\]]*)\]", word):
+        ends = re.findall(r"(\d+)(?:-(\d+))?", ranges)
+        size *= sum(max(1, int(last[:18]) - int(first[:18]) + 1) if last else 1 for first, last in ends) or 1
+    if size > _MOST:
+        raise UsageError(f"{word!r} are {size} hosts", f"name up to {_MOST}")

@@ -19,7 +19,7 @@ from mldebug.hang._remote_gather import Gathering, Progress
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Evidence
 
-_RESERVE = 1.0  # seconds for the verdict
+_RESERVE = 2.0  # seconds to end what is still running, and for the verdict
 
 
 def collect_remote(
@@ -49,7 +49,7 @@ def collect_remote(
     """
     if sum(one is not None for one in (hosts, slurm, pods)) != 1:
         raise UsageError("give one of hosts, slurm and pods", "each of them says where the job runs")
-    deadline = time.monotonic() + timeout - min(_RESERVE, timeout / 5)
+    deadline = time.monotonic() + timeout - min(_RESERVE, timeout / 4)
     asked = ways.Asked(options, deadline, python or ("python3" if pods is not None else sys.executable), ssh, fanout)
     if hosts is not None:
         gathering = Gathering(parse_hosts(hosts) if isinstance(hosts, str) else checked(hosts), progress)

@@ -5,12 +5,12 @@
      "spots": [[name, file, line]],     every line of a stack, once (numbers of texts)
      "stacks": [[spot, ...]],           every distinct stack, once
      "locals": [[name, repr, arg]], "sets": [[local, ...]],
+     "traces": [[stack, [set, ...]]],   a stack, and which set of local variables each of its frames has (-1: none)
      "ranks": [...], "source": {...}, "notes": [...]}
 
-A thread names its stack and, where its frames have local variables, which of the sets each frame has. `Decoder` makes
-evidence of it again and shares what is equal between all nodes, so ten thousand ranks take little more memory than
-their differences. Nothing in a document is believed: each value is checked, and signs that a terminal would obey are
-escaped.
+A thread names its trace, which is mostly the same in all samples. `Decoder` makes evidence of it again and shares what
+is equal between all nodes, so ten thousand ranks take little more memory than their differences. Nothing in a document
+is believed: each value is checked, and signs that a terminal would obey are escaped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Table:
 class _Encoder:
     def __init__(self, calls: int) -> None:
         self.calls = calls
-        self.texts, self.spots, self.stacks, self.locals, self.sets = (_Table() for _ in range(5))
+        self.texts, self.spots, self.stacks, self.locals, self.sets, self.traces = (_Table() for _ in range(6))
 
     def document(self, evidence: Evidence) -> dict[str, Any]:
         ranks = [self._process(cast("dict[str, Any]", rank), RANK) for rank in evidence["ranks"]]
@@ -73,6 +73,7 @@ class _Encoder:
             "stacks": list(self.stacks.rows),
             "locals": list(self.locals.rows),
             "sets": list(self.sets.rows),
+            "traces": list(self.traces.rows),
             # As text: most nodes say the same of a line, and it is read only once.
             "source": {place: json.dumps(source) for place, source in evidence.get("source", {}).items()},
             "notes": evidence["notes"],
@@ -96,11 +97,10 @@ class _Encoder:
 
     def _thread(self, thread: dict[str, Any]) -> list[Any]:
         flags = int(thread["active"]) + 2 * int(thread["gil"])
-        stack, sets = self._stack(thread["frames"])
-        ticks = thread.get("ticks", -1)
-        return [self.texts(thread["name"]), thread["tid"], flags, ticks, stack, sets, cut(thread, THREAD)]
+        trace, ticks = self._trace(thread["frames"]), thread.get("ticks", -1)
+        return [self.texts(thread["name"]), thread["tid"], flags, ticks, trace, cut(thread, THREAD)]
 
-    def _stack(self, frames: list[dict[str, Any]]) -> tuple[int, list[int]]:
+    def _trace(self, frames: list[dict[str, Any]]) -> int:
         if len(frames) > _DEEPEST:
             frames = frames[: _DEEPEST // 2] + frames[-_DEEPEST // 2 :]
         spots = tuple(
@@ -109,7 +109,7 @@ class _Encoder:
         sets = [self._set(frame.get("locals") or ()) for frame in frames]
         while sets and sets[-1] < 0:
             sets.pop()
-        return self.stacks(spots), sets
+        return self.traces((self.stacks(spots), tuple(sets)))
 
     def _set(self, found: Any) -> int:
         if not found:
@@ -121,10 +121,10 @@ class _Encoder:
         calls = record["calls"][-self.calls :] if self.calls else []
         rows = []
         for call in calls:
-            stack, sets = self._stack(call["frames"]) if call.get("frames") else (-1, [])
+            trace = self._trace(call["frames"]) if call.get("frames") else -1
             flags = int(call["done"]) + 2 * int(call.get("p2p", False))
             rows.append(
-                [self.texts(call["group"]), call["seq"], self.texts(call["op"]), flags, call.get("sizes"), stack, sets]
+                [self.texts(call["group"]), call["seq"], self.texts(call["op"]), flags, call.get("sizes"), trace]
             )
         whole = record["whole"] and len(calls) == len(record["calls"])
         return {"calls": rows, "whole": whole, "groups": record.get("groups", {})}
@@ -195,26 +195,17 @@ class _Reading:
         if document.get("wire") != WIRE:
             raise Unreadable(f"its layout is {str(document.get('wire'))[:20]}, and this version reads {WIRE}")
         self.shared, self.name, self.document = shared, name, document
-        text = shared.text
-        self.texts = [text(one) for one in _list(document["texts"])]
-        self.spots = [(self.word(row[0]), self.word(row[1]), _int(row[2])) for row in _list(document["spots"])]
-        self.locals = [
-            shared.local(self.word(row[0]), self.word(row[1]), bool(row[2])) for row in _list(document["locals"])
-        ]
-        self.sets = [
-            shared.variables([self.locals[_index(one)] for one in _list(row)]) for row in _list(document["sets"])
-        ]
-        self.bare = [
-            shared.stack([shared.frame(*self.spots[_index(one)], None) for one in _list(row)])
-            for row in _list(document["stacks"])
-        ]
-        self.rows: list[list[int]] = document["stacks"]
-        if any(len(row) > _DEEPEST for row in self.rows):
+        # Numbers of rows are used as they come: a wrong one finds another row of the same document, or none.
+        self.texts = texts = [shared.text(one) for one in _list(document["texts"])]
+        self.spots = [(texts[name], texts[file], _int(line)) for name, file, line in _list(document["spots"])]
+        rows = [shared.local(texts[name], texts[value], bool(arg)) for name, value, arg in _list(document["locals"])]
+        self.sets = [shared.variables([rows[one] for one in _list(row)]) for row in _list(document["sets"])]
+        self.stacks: list[list[int]] = [_list(row) for row in _list(document["stacks"])]
+        if any(len(row) > _DEEPEST for row in self.stacks):
             raise Unreadable("a stack is too deep")
+        self.bare = [shared.stack([shared.frame(*self.spots[one], None) for one in row]) for row in self.stacks]
         self.left = 4_000_000  # frames that this document may have
-
-    def word(self, index: Any) -> str:
-        return self.texts[_index(index)]
+        self.traces = [self.frames(stack, _list(sets)) for stack, sets in _list(document["traces"])]
 
     def evidence(self) -> Evidence:
         document, text = self.document, self.shared.text
@@ -250,15 +241,15 @@ class _Reading:
         for time, state, ticks, wchan, threads, more in _list(raw["samples"]):
             sample = {"time": _number(time), "state": self.shared.text(state), "ticks": _int(ticks)}
             sample["threads"] = [self.thread(_list(thread)) for thread in _list(threads)]
-            sample["wchan"] = self.word(wchan)
+            sample["wchan"] = self.texts[wchan]
             found.append({**sample, **fit(more, SAMPLE, self.shared.text)} if more else sample)
         return found
 
     def thread(self, row: list[Any]) -> Thread:
-        name, tid, flags, ticks, stack, sets, more = row
+        name, tid, flags, ticks, trace, more = row
         thread: Thread = {
-            "name": self.word(name), "tid": _index(tid), "active": bool(_int(flags) & 1), "gil": bool(flags & 2),
-            "frames": self.frames(stack, sets),
+            "name": self.texts[name], "tid": _index(tid), "active": bool(_int(flags) & 1), "gil": bool(flags & 2),
+            "frames": self.traces[trace],
         }  # fmt: skip
         if _int(ticks) >= 0:
             thread["ticks"] = ticks
@@ -266,33 +257,32 @@ class _Reading:
             thread.update(fit(more, THREAD, self.shared.text))
         return thread
 
-    def frames(self, stack: Any, sets: Any) -> list[Frame]:
-        bare = self.bare[_index(stack)]
-        if not _list(sets):
+    def frames(self, stack: int, sets: list[int]) -> list[Frame]:
+        bare = self.bare[stack]
+        if not sets:
             return bare
         self.left -= len(bare)
         if self.left < 0 or len(sets) > len(bare):
             raise Unreadable("it has too many frames")
-        frames = bare.copy()
-        spots = self.rows[stack]
+        frames, spots = bare.copy(), self.stacks[stack]
         for position, number in enumerate(sets):
-            if _int(number) >= 0:
+            if number >= 0:
                 frames[position] = self.shared.frame(*self.spots[spots[position]], self.sets[number])
-        return self.shared.stack(frames)
+        return frames
 
     def record(self, raw: dict[str, Any]) -> dict[str, Any]:
         text = self.shared.text
         calls = []
-        for group, seq, op, flags, sizes, stack, sets in _list(raw["calls"]):
+        for group, seq, op, flags, sizes, trace in _list(raw["calls"]):
             call: dict[str, Any] = {
-                "group": self.word(group), "seq": _int(seq), "op": self.word(op), "done": bool(_int(flags) & 1),
+                "group": self.texts[group], "seq": _int(seq), "op": self.texts[op], "done": bool(_int(flags) & 1),
             }  # fmt: skip
             if flags & 2:
                 call["p2p"] = True
             if sizes is not None:
                 call["sizes"] = [[_int(one) for one in _list(size)] for size in _list(sizes)]
-            if _int(stack) >= 0:
-                call["frames"] = self.frames(stack, sets)
+            if trace >= 0:
+                call["frames"] = self.traces[trace]
             calls.append(call)
         groups = fit(raw.get("groups", {}), GROUPS, text)
         return {"calls": calls, "whole": bool(raw["whole"]), "groups": groups}
