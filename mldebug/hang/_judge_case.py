@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from mldebug.hang._judge_groups import with_groups
 from mldebug.hang._judge_views import View, views
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Case:
         here = {view.number for view in found if view.rank["status"] != "gone"}
         away = set(range(world)) - here
         unseen = away & _other_nodes(evidence, found, world)
-        shown = [view for view in found if view.number in here]
+        shown = with_groups([view for view in found if view.number in here], world)
         return cls(evidence, shown, world, tuple(sorted(away - unseen)), tuple(sorted(unseen)))
 
     @property

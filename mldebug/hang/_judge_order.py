@@ -174,6 +174,12 @@ def same_place(case: Case) -> Verdict | None:
     if wait.kind == "collective" and not wait.op and _posts_messages(case, wait):
         text = f"all {len(case.waiting)} ranks {_plural(doing(wait))} for a message, and none is sent before it."
         return Verdict(True, "p2p-cycle", (), cap(text), "low", ("stacks", "program text"))
+    if _may_differ(case, wait):
+        text = (
+            f"all {len(case.waiting)} ranks {_plural(doing(wait))} and nobody moves; whether that is one group or "
+            "several cannot be seen from outside: run the job under `mldebug watch`, or call mldebug.hang.enable()."
+        )
+        return Verdict(True, "unknown", (), cap(text), "low", ("stacks",))
     if wait.kind == "init":
         text = f"all {len(case.waiting)} ranks {_plural(doing(wait))} and nobody moves: the address or the network."
     else:
@@ -181,6 +187,15 @@ def same_place(case: Case) -> Verdict | None:
             f"all {len(case.waiting)} ranks {_plural(doing(wait))} and nobody moves: no rank is late, so the network."
         )
     return Verdict(True, "network", (), cap(text), "low", ("stacks", "two samples"))
+
+
+def _may_differ(case: Case, wait: Wait) -> bool:
+    """Whether the ranks may be in several groups: the name is that of a loop or an argument, and no record tells."""
+    if not wait.group or any("record" in view.rank for view in case.waiting) or not wait.path:
+        return False
+    source = frame_source(case.evidence, wait.path[-1])
+    loops = [guard for guard in source["guards"] if guard.startswith("for ")] if source else []
+    return any(re.search(rf"\b{re.escape(wait.group)}\b", guard.split(" in ")[0]) for guard in loops)
 
 
 def _posts_messages(case: Case, wait: Wait) -> bool:
