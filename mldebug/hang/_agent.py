@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from mldebug.hang._page import (
@@ -149,7 +149,6 @@ class _Agent:
     def __init__(self, stem: str) -> None:
         self._stem = stem
         self._ending = False
-        self._warm = False
         self._names: set[int] = set()
         self._stacks: IO[str] | None = None
         self._listen()
@@ -191,7 +190,7 @@ class _Agent:
                 for task in tuple(each_second):
                     with contextlib.suppress(Exception):
                         task()
-            if page[ASKED] != page[ANSWERED] or (not self._warm and page[BEAT] % 10 == 0 and _records()):
+            if page[ASKED] != page[ANSWERED]:
                 self._wanted.set()
             time.sleep(_BEAT)
 
@@ -203,14 +202,11 @@ class _Agent:
                 return
             self._wanted.clear()
             asked = page[ASKED]
-            with contextlib.suppress(Exception):
-                if _records():
-                    if not self._warm:
-                        self._warm = True
-                        _warm_up()
-                    if asked != page[ANSWERED]:
+            if asked != page[ANSWERED]:
+                with contextlib.suppress(Exception):
+                    if _records():
                         _write(f"{self._stem}.record", _dump())
-            page[ANSWERED] = asked
+                page[ANSWERED] = asked
 
     def _name_threads(self) -> None:
         """faulthandler knows threads by their address only."""
@@ -233,21 +229,49 @@ def _records() -> bool:
 
 def _dump() -> bytes:
     c10d: Any = importlib.import_module("torch._C._distributed_c10d")
-    if "nccl" in str(sys.modules["torch.distributed"].get_backend()) and hasattr(c10d, "_dump_nccl_trace"):
-        return bytes(c10d._dump_nccl_trace())
-    return bytes(c10d._dump_fr_trace())
+    with _without_inductor():
+        if "nccl" in str(sys.modules["torch.distributed"].get_backend()) and hasattr(c10d, "_dump_nccl_trace"):
+            return bytes(c10d._dump_nccl_trace())
+        return bytes(c10d._dump_fr_trace())
 
 
-def _warm_up() -> None:
-    """The first dump costs a second of CPU, the later ones milliseconds: have it now, behind everything else."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-    _dump()
+class _Inductor:
+    """Stands for torch._inductor, which it imports for any thread but the one that made it."""
+
+    def __init__(self) -> None:
+        self._maker = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() == self._maker:
+            raise AttributeError(name)
+        return getattr(importlib.import_module("torch._inductor"), name)
+
+
+@contextlib.contextmanager
+def _without_inductor() -> Iterator[None]:
+    """A dump asks torch._inductor for the lines of compiled code, and so imports it, with 800 modules: seconds of CPU.
+
+    Where the program has not loaded it there is no compiled code, and nothing to ask for.
+    """
+    names = vars(sys.modules["torch"])
+    if "torch._inductor" in sys.modules or "_inductor" in names:
+        yield
+        return
+    stand_in = names["_inductor"] = _Inductor()
+    try:
+        yield
+    finally:
+        if names.get("_inductor") is stand_in:  # else the program has imported it meanwhile
+            del names["_inductor"]
 
 
 def _write(path: str, data: bytes) -> None:
     """Whoever reads it sees all of it or none."""
     handle = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(data)
-    os.replace(f"{path}.new", path)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        os.replace(f"{path}.new", path)
+    except OSError:  # no room
+        os.unlink(f"{path}.new")
+        raise

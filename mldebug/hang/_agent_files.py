@@ -28,11 +28,13 @@ from mldebug.hang._page import (
     is_private,
     start_ticks,
 )
+from mldebug.hang._source import is_library
 
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Call, Frame, GroupInfo, Progress, Record
 
-_FRAMES = 4  # of a call that are kept
+_MOST = 1_000_000  # bytes of stacks by signal, until they are thrown away
+_FRAMES = 12  # of a call that are kept, of the program
 
 
 class Reader:
@@ -95,6 +97,9 @@ class Reader:
         with contextlib.suppress(OSError):
             path = f"{self._stem}.stacks"
             before = os.path.getsize(path)
+            if before > _MOST:
+                os.truncate(path, 0)  # it is written at its end, wherever that is
+                before = 0
             os.kill(self._pid, number)
             text = _grown(path, before)
             if text:
@@ -139,11 +144,14 @@ class _Plain(pickle.Unpickler):
 
 
 def _frames(raw: list[dict[str, Any]]) -> list[Frame]:
-    """The call itself and the program's lines nearest to it: what is between says nothing."""
+    """The call itself and the program's own lines, from the nearest to the outermost: what is between says nothing."""
     frames: list[Frame] = [
         {"name": str(one["name"]), "file": str(one["filename"]), "line": int(one["line"])} for one in raw
     ]
-    return frames[:1] + [frame for frame in frames[1:] if "torch/distributed/" not in frame["file"]][: _FRAMES - 1]
+    own = [frame for frame in frames[1:] if not is_library(frame["file"])] or frames[-1:]
+    if len(own) > _FRAMES:
+        own = [*own[: _FRAMES - 1], own[-1]]
+    return frames[:1] + own
 
 
 def _ranks(raw: dict[str, Any], name: str) -> list[int]:

@@ -24,7 +24,7 @@ _READERS = 4  # at once: a stack costs 10 ms of a core
 _CHILDREN = 32  # of a rank whose stacks are read
 _NATIVE = 4  # native stacks cost a second each and pause the process: of those that differ only
 _PATIENCE = 5.0  # seconds that GPUs at work may issue nothing before that counts as standing still
-_RECORD = 5.0  # seconds for the record of collectives: the first one of a process takes that long, the later ones 20 ms
+_RECORD = 5.0  # seconds for the record of collectives; it takes 25 ms, on a machine that is not busy
 _REPR = 400  # characters of a local that are kept
 
 

@@ -39,12 +39,21 @@ def is_private(folder: str, uid: int) -> bool:
 
 
 def start_ticks(pid: int | str) -> int:
-    """When the process started, in ticks since the machine did: with its number it is unique."""
+    """When the process started, in ticks since the machine did: with its number it is unique. -1 where it is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if len(fields) > 19 else -1
+
+
+def _is_alive(pid: int | str) -> bool:
+    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def _stat(pid: int | str) -> list[str]:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
-            return int(stream.read().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return -1
+            return stream.read().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def reclaim_files(folder: str) -> bool:
@@ -53,7 +62,7 @@ def reclaim_files(folder: str) -> bool:
     alive = set()
     for name in names:
         pid = name.partition(".")[0]
-        if name.endswith(".page") and os.path.exists(f"/proc/{pid}"):
+        if name.endswith(".page") and _is_alive(pid):
             alive.add(pid)
     for name in names:
         pid, _, kind = name.partition(".")

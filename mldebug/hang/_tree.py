@@ -14,6 +14,8 @@ from mldebug.hang._page import ENVIRONMENT
 
 _SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of prctl
 
+_CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
+
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
@@ -56,12 +58,15 @@ def end_job(top: int, folder: str, grace: float = 3.0) -> list[int]:
     while time.monotonic() < deadline and _alive(known, besides=top):
         _reap(known, besides=top)
         time.sleep(0.05)
-    for _ in range(50):
-        for pid, one in members(top, folder).items():
+    for turn in range(50):
+        here = members(top, folder)
+        for pid, one in here.items():
             known.setdefault(pid, one.start)
-            _send(pid, signal.SIGKILL)
+        # These remove what others left in shared memory, and end by themselves once those have.
+        spared = {pid for pid, one in here.items() if any(word in one.line for word in _CLEANERS)} if turn < 20 else ()
         for pid in _alive(known):
-            _send(pid, signal.SIGKILL)
+            if pid not in spared:
+                _send(pid, signal.SIGKILL)
         _reap(known, besides=top)
         if not _alive(known):
             break

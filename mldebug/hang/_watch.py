@@ -7,10 +7,8 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +124,6 @@ class _Watch:
         self._kill, self._on_alarm, self._stdout = kill, on_alarm, stdout
         self._looks = Looks(timeout)
         self._alarm: SpyReport | None = None
-        self._complained = False
 
     def run(self) -> WatchReport:
         began = time.monotonic()
@@ -166,7 +163,7 @@ class _Watch:
                     job.wait(_TICK)
                 continue
             if self._alarm is None:
-                self._alarm = self._look(job.pid)
+                self._alarm = self._looks.look([job.pid])
                 if self._alarm is not None:
                     if self._on_alarm is not None:
                         self._on_alarm(self._alarm)
@@ -174,16 +171,6 @@ class _Watch:
                         return True
             next_look = time.monotonic() + self._looks.pause
         return False
-
-    def _look(self, pid: int) -> SpyReport | None:
-        """Whatever goes wrong in a look is told once, and the job goes on: it must not die of being watched."""
-        try:
-            return self._looks.look([pid])
-        except Exception:
-            if not self._complained:
-                self._complained = True
-                sys.stderr.write(f"mldebug: a look at the job failed, and it goes on:\n{traceback.format_exc()}")
-            return None
 
     def _found(self, status: int) -> SpyReport:
         if self._alarm is not None:

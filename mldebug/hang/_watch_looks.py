@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +37,25 @@ class Looks:
         self.last: SpyReport | None = None
         self.slow: SpyReport | None = None  # the last that named a straggler
         self._timeout = timeout
+        self._complained = False
         self._kept: list[tuple[float, Evidence]] = []
 
     def look(self, pids: Sequence[int]) -> SpyReport | None:
         """Look at the ranks among these processes and below them; the report if they hang.
 
-        They do where nothing moved over the time and the stacks say so. A job that cannot be seen does not.
+        They do where nothing moved over the time and the stacks say so. A job that cannot be seen does not. Whatever
+        goes wrong in a look is told once on stderr: a job must not die of being watched.
         """
+        try:
+            return self._hangs(pids)
+        except Exception:
+            if not self._complained:
+                self._complained = True
+                with contextlib.suppress(OSError):
+                    sys.stderr.write(f"mldebug: a look at the job failed, and it goes on:\n{traceback.format_exc()}")
+            return None
+
+    def _hangs(self, pids: Sequence[int]) -> SpyReport | None:
         now = time.monotonic()
         evidence = self._look(pids, 1)
         if evidence is None or not any(rank["status"] == "ok" for rank in evidence["ranks"]):

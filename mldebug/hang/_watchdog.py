@@ -98,6 +98,9 @@ class hang_watchdog(Scope):
                     return
                 self._failures += 1
                 self._process = None
+                if self._failures == _FAILURES:
+                    _say("hang_watchdog watches no more: the process that looks has ended three times")
+                    return
             handle = _take(_lock_path())
             if handle is None:
                 return
@@ -114,6 +117,7 @@ class hang_watchdog(Scope):
         config = {
             "pid": os.getpid(),
             "start": start_ticks("self"),
+            "lock": _lock_path(),
             "spawned": multiprocessing.parent_process() is not None,
             "timeout": self._timeout,
             "kill": self._on_hang == "kill",

@@ -13,7 +13,7 @@ from mldebug.core.errors import MldebugError
 from mldebug.core.stacks import process_state
 from mldebug.hang import _find as find
 from mldebug.hang._inspect import save_evidence
-from mldebug.hang._page import start_ticks
+from mldebug.hang._page import reclaim_files, start_ticks
 from mldebug.hang._report import SpyReport
 from mldebug.hang._tree import end_ranks
 from mldebug.hang._watch_looks import Looks
@@ -45,6 +45,14 @@ def main(config: str) -> None:
                 left = end_ranks(pids)
                 _write(sys.stderr, f"\nmldebug: the ranks of this node were ended{_stay(left)}\n")
         next_look = time.monotonic() + looks.pause
+    _tidy(options["lock"])
+
+
+def _tidy(lock: str) -> None:
+    """What a rank that was killed left. Its own end comes here too, unless it ends us first."""
+    with contextlib.suppress(OSError):
+        reclaim_files(os.path.dirname(lock))
+        os.unlink(lock)  # we hold it
 
 
 def _is_there(options: dict[str, Any]) -> bool:
