@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._hub import not_found, why
 from mldebug.tiny.dataset._lines import CsvReader, JsonReader, TextReader
 from mldebug.tiny.dataset._loaded import DatasetReader, StreamReader
 from mldebug.tiny.dataset._rows import Reader
@@ -239,21 +240,18 @@ def _hub(name: str, config: str | None, offline: bool | None) -> Opened:
     """A repository of the hub, streamed; or what the cache has of it, where the network may not or cannot be used."""
     from datasets import config as settings
 
-    why = "offline"
-    if not (offline or (offline is None and (settings.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE")))):
-        why = _unreachable(name)
-    if why:
+    local = bool(offline or (offline is None and (settings.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE"))))
+    trouble = None if local else _unreachable(name)
+    if local or trouble is not None:
         try:
             with _offline():
                 opened = _cached(_builder(name, name, config), name)
         except Exception as exc:
             if "onfigurations in the cache" in str(exc):
                 raise UsageError(f"{name}: {_reason(exc)}", "name one with --config") from exc
-            raise UsageError(
-                f"{name} is no file or folder, and the cache has no dataset of this name ({why})",
-                f"give a path such as ./{name}, or a way to the network",
-            ) from exc
-        opened.notes.append(f"from the cache ({why})")
+            raise not_found(name, trouble or exc, "dataset", local) from exc
+        reason = "offline" if trouble is None else f"the hub does not answer: {why(trouble)}"
+        opened.notes.append(f"from the cache ({reason})")
         return opened
     try:
         opened = _built(_builder(name, name, config), name, None)
@@ -267,22 +265,19 @@ def _hub(name: str, config: str | None, offline: bool | None) -> Opened:
     return opened
 
 
-def _unreachable(name: str) -> str:
-    """Asked once, as datasets would try for half a minute: why the hub does not answer, or "". No dataset of this name
-    is an error."""
+def _unreachable(name: str) -> Exception | None:
+    """Asked once, as datasets would try for half a minute: why the hub does not answer. No dataset of this name is an
+    error."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
         HfApi().dataset_info(name, timeout=20)
-    except RepositoryNotFoundError as exc:
-        raise UsageError(
-            f"{name} is no file or folder, and the hub has no dataset of this name",
-            "check the spelling; log in, if it is private",
-        ) from exc
+    except (RepositoryNotFoundError, HFValidationError) as exc:
+        raise not_found(name, exc, "dataset") from exc
     except Exception as exc:
-        return f"the hub does not answer: {_reason(exc)[:80]}"
-    return ""
+        return exc
+    return None
 
 
 def _cached(builder: Any, name: str) -> Opened:

@@ -6,12 +6,12 @@ import difflib
 import hashlib
 import json
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._hub import snapshot
 from mldebug.tiny.model._quirks import FILL
 
 # What is fetched of a repository: everything but weights.
@@ -34,8 +34,9 @@ class Source:
 def resolve(source: str | os.PathLike[str], *, trust_remote_code: bool = False, offline: bool | None = None) -> Source:
     """The config that `source` names: an existing folder or file, else a model type, else a repository of the hub.
 
-    The hub is asked only if `offline` is False; otherwise a repository must be in the local cache. Code that comes with
-    a config runs only with `trust_remote_code`. What cannot be found or read is an MldebugError.
+    The hub is asked unless `offline` is true, or None with HF_HUB_OFFLINE set: then a repository must be in the local
+    cache. Code that comes with a config runs only with `trust_remote_code`. What cannot be found or read is an
+    MldebugError.
 
         resolve("llama").config["hidden_size"]
     """
@@ -53,34 +54,19 @@ def resolve(source: str | os.PathLike[str], *, trust_remote_code: bool = False, 
         return _from_type(name)
     if path.is_absolute() or name.startswith((".", "~")) or name.endswith(".json") or name.count("/") > 1:
         raise MldebugError(f"cannot read {name}: no such file or directory", _nearest_file(path))
-    if "/" not in name:
+    what = "is no file or folder" if "/" in name else "is neither a folder nor a model type that transformers knows"
+    try:
+        directory = snapshot(name, PATTERNS, offline, "model", what)
+    except MldebugError as exc:
         near = difflib.get_close_matches(name.lower().replace("-", "_"), list(CONFIG_MAPPING), 1)
-        hint = f"did you mean {near[0]}?" if near else "give a folder with a config.json, or a type such as llama or t5"
-        if offline is not False or not re.fullmatch(r"[\w.-]+", name):
-            raise MldebugError(f"{name} is neither a folder nor a model type that transformers knows", hint)
-    return _from_folder(name, "hub", _snapshot(name, offline), trust_remote_code)
+        raise type(exc)(exc.message, f"did you mean {near[0]}?" if near else exc.hint) from exc
+    return _from_folder(name, "hub", directory, trust_remote_code)
 
 
 def _nearest_file(path: Path) -> str:
     siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, siblings, 1)
     return f"did you mean {path.parent / near[0]}?" if near else "give a folder that has a config.json"
-
-
-def _snapshot(name: str, offline: bool | None) -> Path:
-    """The folder of a repository in the hub's cache, fetched without its weights where the network is allowed."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(PATTERNS), local_files_only=offline is not False))
-    except Exception as exc:
-        if offline is not False:
-            raise MldebugError(
-                f"{name} is no folder, and not in the cache of the hub",
-                "check the name, or allow the network (offline=False)",
-            ) from exc
-        reason = str(exc).strip().splitlines()[0][:200] if str(exc).strip() else type(exc).__name__
-        raise MldebugError(f"cannot fetch {name}: {reason}", "check the name and the network") from exc
 
 
 def _from_folder(name: str, kind: str, directory: Path, trust_remote_code: bool) -> Source:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._hub import snapshot
 from mldebug.tiny.tokenizer._forms import FixedForm, Form, JsonForm, WordsForm
 from mldebug.tiny.tokenizer._json import repaired
 from mldebug.tiny.tokenizer._load import Loaded, load_tokenizers, load_transformers
@@ -204,7 +205,7 @@ def _directory(source: str | os.PathLike[str], offline: bool | None, stack: cont
     )
     if local:
         raise UsageError(f"{text}: no such file or folder", "give the folder of a tokenizer")
-    return _from_hub(text, offline)
+    return snapshot(text, PATTERNS, offline, "tokenizer")
 
 
 def _usual_name(path: Path) -> str:
@@ -221,19 +222,3 @@ def _usual_name(path: Path) -> str:
     if path.suffix == ".txt":
         return "vocab.txt"
     return path.name if ".model" in path.name or not is_spm(path) else f"{path.stem}.model"
-
-
-def _from_hub(name: str, offline: bool | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
-    local = HF_HUB_OFFLINE if offline is None else offline
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(PATTERNS), local_files_only=local))
-    except Exception as exc:  # not there, no such name, no network: many types, one answer
-        where = "in the cache of the hub (offline)" if local else "on the hub"
-        reason = (str(exc).strip().splitlines() or [type(exc).__name__])[0][:200]
-        raise MldebugError(
-            f"{name} is no folder here and cannot be found {where}: {reason}",
-            "check the name, or give a folder" + ("; without HF_HUB_OFFLINE=1 it is fetched" if local else ""),
-        ) from exc

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def folder(path: Path, **fields: Any) -> Path:
@@ -56,7 +56,7 @@ def test_a_folder_comes_before_a_type(tmp_path: Path, monkeypatch: pytest.Monkey
     ("name", "message", "hint"),
     [
         ("lama", "neither a folder nor a model type", "llama"),
-        ("owner/nothing", "not in the cache", "offline=False"),
+        ("owner/nothing", "the cache of the hub has no model of this name (offline)", "./owner/nothing, or let it"),
         ("./nothing", "no such file", "config.json"),
         ("nothing/config.json", "no such file", "config.json"),
     ],
@@ -67,6 +67,39 @@ def test_nothing_of_that_name(name: str, message: str, hint: str) -> None:
     assert message in caught.value.message
     assert name in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_the_network_is_blamed_where_it_is_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_args: Any, **_options: Any) -> None:
+        try:
+            raise OSError(-2, "Name or service not known")
+        except OSError as exc:
+            raise FileNotFoundError("Got: ConnectError: check your internet connection") from exc
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
+    for offline in (None, False):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        with pytest.raises(MldebugError) as caught:
+            resolve("owner/nothing", offline=offline)
+        assert "hub cannot be reached over the network (Name or service not known)" in caught.value.message
+        assert "./owner/nothing" in caught.value.hint and "--offline" in caught.value.hint
+
+
+def test_what_the_hub_says_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    for error, message, hint in (
+        (RepositoryNotFoundError, "the hub has no model of this name", "hf auth login"),
+        (GatedRepoError, "is gated", "ask on its page"),
+    ):
+
+        def fails(*_args: Any, _error: Any = error, **_options: Any) -> None:
+            raise _error.__new__(_error)
+
+        monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
+        with pytest.raises(MldebugError) as caught:
+            resolve("owner/nothing", offline=False)
+        assert message in caught.value.message and hint in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -303,7 +303,7 @@ def test_sources_that_are_no_tokenizer(tmp_path: Path) -> None:
         ("", "an empty name"),
         (tmp_path / "empty", "has no tokenizer: there is nothing"),
         (tmp_path / "weights.bin", "has no tokenizer"),
-        ("nobody/nothing", "cannot be found"),
+        ("nobody/nothing", "the cache of the hub has no tokenizer of this name"),
     ):
         with pytest.raises(MldebugError, match=words):
             tiny_tokenizer(source, 400, tmp_path / "out", offline=True)
