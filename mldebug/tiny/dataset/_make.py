@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
 from mldebug.tiny._files import folder_beside, put
 from mldebug.tiny.dataset._cover import pick_cover
 from mldebug.tiny.dataset._media import Shrinker
@@ -40,6 +42,20 @@ __all__ = ["TinyDatasetReport", "tiny_dataset"]
 WAYS = ("first", "random", "stratified", "cover")
 
 
+@checked_call(
+    n=NUMBER,
+    output=PATH,
+    rows=TEXT,
+    seed=NUMBER,
+    by=TEXT,
+    splits=(str, Sequence),
+    config=TEXT,
+    side=NUMBER,
+    format=TEXT,
+    max_rows=NUMBER,
+    max_bytes=NUMBER,
+    max_seconds=(Real,),
+)
 def tiny_dataset(
     source: Any,
     n: int,
@@ -48,7 +64,7 @@ def tiny_dataset(
     rows: str = "first",
     seed: int = 0,
     by: str | None = None,
-    splits: Sequence[str] | None = None,
+    splits: str | Sequence[str] | None = None,
     config: str | None = None,
     side: int = 32,
     format: str = "auto",
@@ -94,7 +110,7 @@ def tiny_dataset(
         files: dict[str, tuple[Path, int, Any]] = {}
         tables: dict[str, tuple[Any, Any]] = {}
         notes = list(opened.notes)
-        for name in _chosen(opened, splits):
+        for name in _chosen(opened, [splits] if isinstance(splits, str) else splits):
             reader = opened.splits[name]
             shrinker = Shrinker(reader.features, side, opened.root)
             picked = _pick(reader, n, rows, limits, f"{seed} {name}", by, shrinker, skip_bad)

@@ -11,6 +11,7 @@ from typing import Any
 
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import Report
+from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
 from mldebug.tiny._files import folder_beside, put
 from mldebug.tiny.dataset._make import pick_rows, quiet, refuse
 from mldebug.tiny.dataset._pack_files import FEATURES, read_record, record_features, write_features, write_files
@@ -71,6 +72,7 @@ class PackReport(Report):
         return layout(lines, width)
 
 
+@checked_call(output=PATH, n=NUMBER, rows=TEXT, seed=NUMBER, by=TEXT, split=TEXT, config=TEXT, side=NUMBER)
 def unpack(
     source: Any,
     output: str | os.PathLike[str],
@@ -123,6 +125,7 @@ def unpack(
     )
 
 
+@checked_call(source=PATH, output=PATH, n=NUMBER, split=TEXT)
 def pack(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,10 @@ class SplitFacts:
     seen: int
     complete: bool
     bytes: int
-    indices: tuple[int, ...]
-    covered: Mapping[str, int]
-    skipped: tuple[str, ...]
-    notes: tuple[str, ...]
+    indices: tuple[int, ...] = field(repr=False)
+    covered: Mapping[str, int] = field(repr=False)
+    skipped: tuple[str, ...] = field(repr=False)
+    notes: tuple[str, ...] = field(repr=False)
 
     def line(self) -> str:
         """The split in a line."""
@@ -57,7 +57,7 @@ class TinyDatasetReport(Report):
     splits: Mapping[str, SplitFacts]
     columns: Mapping[str, str]
     bytes: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = field(repr=False)
     seconds: float
     interrupted: bool = False
 

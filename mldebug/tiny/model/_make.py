@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
 from mldebug.tiny._files import folder_beside, put, refuse
 from mldebug.tiny.model._report import TinyModelReport, budget_check, parse_bytes
 from mldebug.tiny.model._sides import (
@@ -24,11 +25,26 @@ from mldebug.tiny.model._sides import (
 )
 
 if TYPE_CHECKING:
+    import torch
+
     from mldebug.tiny.model._checks_config import Check
 
 __all__ = ["TinyModelReport", "tiny_model"]
 
 
+@checked_call(
+    source=PATH,
+    output=PATH,
+    layers=NUMBER,
+    hidden=NUMBER,
+    vocab=NUMBER,
+    seed=NUMBER,
+    set=(Mapping,),
+    budget=(*NUMBER, *TEXT),
+    tokenizer=PATH,
+    model_class=TEXT,
+    from_recipe=PATH,
+)
 def tiny_model(
     source: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
@@ -36,7 +52,7 @@ def tiny_model(
     layers: int | None = None,
     hidden: int | None = None,
     vocab: int | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     seed: int = 0,
     set: Mapping[str, Any] | None = None,
     budget: str | int | None = None,
@@ -69,8 +85,8 @@ def tiny_model(
         "layers": _at_least_one("layers", layers),
         "hidden": _at_least_one("hidden", hidden),
         "vocab": _at_least_one("vocab", vocab),
-        "dtype": dtype,
-        "seed": seed,
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "seed": _seed(seed),
         "set": dict(set or {}),
         "model_class": model_class,
     }
@@ -353,6 +369,12 @@ def _rules_version() -> Any:
     from mldebug.tiny.model import _shrink
 
     return getattr(_shrink, "RULES_VERSION", 1)
+
+
+def _seed(seed: int) -> int:
+    if not -(2**63) <= seed < 2**63:
+        raise UsageError(f"the seed {seed} has more than 64 bits", "give a smaller one")
+    return seed
 
 
 def _at_least_one(name: str, value: int | None) -> int | None:

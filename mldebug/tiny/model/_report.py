@@ -27,15 +27,15 @@ class TinyModelReport(Report):
     source: str
     path: Path | None
     architecture: str
-    model: Any
-    checks: Mapping[str, Check]
+    model: Any = field(repr=False)  # the reports of a notebook's cells would be pages long
+    checks: Mapping[str, Check] = field(repr=False)
     params: int
     bytes: int
     dtype: str
-    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
     seconds: float = 0.0
-    times: Mapping[str, float] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     @property
     def ok(self) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._calls import NUMBER, PATH, checked_call
 from mldebug.tiny.tokenizer._checks import SAMPLE, check_tokenizer, sample_of
 from mldebug.tiny.tokenizer._load import Loaded
 from mldebug.tiny.tokenizer._plan import below_the_floor, droppable, make_plan, unused_tokens, write_folder
@@ -28,6 +29,7 @@ ID_MAP = "id_map.json"
 DEFAULT_SIZE = 512  # where no size is asked for and the floor is lower
 
 
+@checked_call(source=PATH, vocab_size=NUMBER, output=PATH, from_scratch=PATH)
 def tiny_tokenizer(
     source: str | os.PathLike[str],
     vocab_size: int | None = None,

@@ -32,13 +32,13 @@ class TinyTokenizerReport(Report):
     source_size: int
     size: int
     floor: int
-    floor_why: str
-    id_map: dict[int, int]
-    checks: tuple[TokenizerCheck, ...]
-    dropped: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    floor_why: str = field(repr=False)
+    id_map: dict[int, int] = field(repr=False)
+    checks: tuple[TokenizerCheck, ...] = field(repr=False)
+    dropped: tuple[str, ...] = field(default=(), repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
     seconds: float = 0.0
-    files: tuple[str, ...] = field(default=())
+    files: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def ok(self) -> bool:

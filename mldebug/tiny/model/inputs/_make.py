@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from mldebug.core.errors import MldebugError
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._calls import NUMBER, checked_call
 from mldebug.tiny.model.inputs._facts import Facts
 from mldebug.tiny.model.inputs._labels import add_labels
 from mldebug.tiny.model.inputs._makers import ALWAYS, NEVER, Values, makers_for
@@ -22,6 +23,7 @@ from mldebug.tiny.model.inputs._text import placeholder
 TRIES = 60  # forwards to spend on finding the shapes
 
 
+@checked_call(length=NUMBER, batch=NUMBER, seed=NUMBER)
 def example_inputs(
     model: Any,
     *,
@@ -42,6 +44,8 @@ def example_inputs(
         inputs = example_inputs(model)
         model(**inputs).loss.backward()
     """
+    if not hasattr(model, "config") or not hasattr(model, "forward"):
+        raise UsageError(f"{type(model).__name__} is no model of transformers", "give a model with a config")
     facts = Facts(model, length, batch, seed)
     if processor is not None:
         from mldebug.tiny.model.inputs._processor import processed
