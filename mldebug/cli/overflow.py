@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mldebug.cli._parser import Parser, ScriptParser, add_common, count, file_to_write, whole, wholes
 from mldebug.cli._streams import StdoutToStderr
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.extras import how_to_install
 from mldebug.core.report import emit
 from mldebug.core.script import exit_status, script_traceback
 
@@ -160,5 +161,5 @@ def _files(args: argparse.Namespace) -> tuple[str | None, str | None]:
     """The files of --output and --plot, looked at before a run of hours and not after it."""
     output, plot = file_to_write("--output", args.output), file_to_write("--plot", args.plot)
     if plot and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib, which is not installed", "pip install 'mldebug-toolkit[plot]'")
+        raise UsageError("--plot needs matplotlib, which is not installed", how_to_install("plot"))
     return output, plot

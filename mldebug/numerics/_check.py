@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from mldebug.core.errors import UsageError
 from mldebug.core.script import run_script
 from mldebug.numerics import _hub
+from mldebug.numerics._arguments import check_step
 from mldebug.numerics._recorder import DebugUnderflowOverflow
 from mldebug.numerics._report import NumericsError, NumericsReport
 from mldebug.numerics._tensors import leaves
@@ -42,6 +44,9 @@ def diagnose(model: nn.Module, step: Callable[[int], Any], steps: int, **options
     """
     if not isinstance(steps, int) or steps < 1:
         raise UsageError(f"steps is {steps}", "run at least one step: diagnose(model, step, steps=10)")
+    if model is None:
+        raise UsageError("diagnose() has no model to watch", "diagnose(model, step, steps=10)")
+    check_step(step)
     if "on_event" in options:
         raise UsageError("diagnose() has no on_event", "it returns the report; use DebugUnderflowOverflow to act on it")
     recorder = DebugUnderflowOverflow(model, on_event="raise", **options)
@@ -70,6 +75,8 @@ def _one_step(recorder: DebugUnderflowOverflow, step: Callable[[int], Any], i: i
     except Exception:
         recorder.settle()  # raises the event that explains it, if there is one
         raise
+    if inspect.isawaitable(result) or inspect.isgenerator(result):  # of a lambda, say
+        raise UsageError(f"step returned a {type(result).__name__}, which has not run", "await or exhaust it in step")
     for name, leaf in leaves(result, "loss"):
         if isinstance(leaf, Tensor):
             named = name.partition(".")[2]  # of a dict or a ModelOutput only what calls itself a loss is one

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mldebug.numerics._records import RowsOf, Site
+from mldebug.numerics._tell import warn
 
 if TYPE_CHECKING:
     from mldebug.numerics._event import Role
@@ -232,10 +232,9 @@ def forget_graphs() -> None:
     counters = dynamo.utils.counters  # with fullgraph, only the second one counts
     compiled = counters["frames"]["ok"] > 0 or counters["stats"]["unique_graphs"] > 0
     if compiled and not traced:
-        warnings.warn(
+        warn(
             "mldebug: the model was compiled before the recorder was attached; it will be compiled again\n"
-            "hint: make the recorder before the first call of the compiled model",
-            stacklevel=2,
+            "hint: make the recorder before the first call of the compiled model"
         )
     if compiled:
         torch.compiler.reset()

@@ -16,7 +16,7 @@ from mldebug.numerics._event import Role
 from mldebug.numerics._frames import Frames
 from mldebug.numerics._records import Call, RowsOf, Site, Watched
 from mldebug.numerics._replay import NotReplayable, Snapshot, changing_buffers, check_model
-from mldebug.numerics._respond import say
+from mldebug.numerics._tell import say
 from mldebug.numerics._tensors import is_plain, leaves, parts, tracing_now
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from mldebug.core.errors import UsageError
 from mldebug.core.report import jsonable
 from mldebug.core.world import world
+from mldebug.numerics._tell import warn
 
 if TYPE_CHECKING:
     from mldebug.numerics._report import NumericsReport
@@ -53,10 +53,9 @@ class LinesFile:
             self._file.flush()
         except OSError as error:
             self._failed = True
-            warnings.warn(
+            warn(
                 f"mldebug: cannot write {self._path} any more: {(error.strerror or str(error)).lower()}\n"
-                "hint: the run goes on; what was written before is kept",
-                stacklevel=2,
+                "hint: the run goes on; what was written before is kept"
             )
 
     def write_event(self, report: NumericsReport) -> None:

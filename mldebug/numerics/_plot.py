@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mldebug.core.errors import MldebugError
+from mldebug.core.extras import how_to_install
 from mldebug.numerics._history import spell_place
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def heat_map(report: NumericsReport, path: str | os.PathLike[str]) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MldebugError("the heat map needs matplotlib", "pip install 'mldebug-toolkit[plot]'") from error
+        raise MldebugError("the heat map needs matplotlib", how_to_install("plot")) from error
     batches = sorted({batch for points in report.series.values() for batch, _ in points})
     if not batches:
         raise MldebugError("there is nothing to draw: no forward was recorded", "run at least one batch before plot()")

@@ -150,6 +150,13 @@ def _hint(event: Event) -> str:
         return "lower the learning rate, clip gradients, and look at the optimizer's eps in this dtype"
     if event.role == "buffer":
         return "reset the buffer; for running statistics keep bad batches away from the forward, not only the step"
+    if event.module is None and event.kind == "inf" and event.dtype in _HALF:
+        return f"make it in float32, where {event.dtype} ends at {event.limit:.4g}; a mean where it is a sum is smaller"
+    if event.module is None and event.kind == "inf":
+        return (
+            "look at the code that makes it: exp or a square of large outputs, a sum that should be a mean, "
+            "a division by zero, log of zero"
+        )
     if event.module is None:
         return "check this batch's labels: all ignored, out of range, an empty mean, a log of zero"
     if event.kind == "inf" and event.dtype in _HALF:

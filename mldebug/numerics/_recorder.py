@@ -24,7 +24,8 @@ from mldebug.numerics._judge import Found, Judge
 from mldebug.numerics._memory import Memory
 from mldebug.numerics._records import Call, Watched
 from mldebug.numerics._report import NumericsError, NumericsReport
-from mldebug.numerics._respond import Responder, warn
+from mldebug.numerics._respond import Responder
+from mldebug.numerics._tell import warn
 from mldebug.numerics._weights import Weights
 
 CheckMode = Literal["step", "async", "each"]

@@ -41,8 +41,9 @@ class NumericsReport(Report):
     `include` matches no module, or a gradient norm is not finite and no forward was. `frames` are texts, the last one
     being the module of the event; `frames_from` says whether they come from a replay of the forward, from the
     recorder's ring (outputs only; `not_replayed` says why) or from live tensors. `history` has a dict per step: loss,
-    grad_norm, absmax and where it was; in the step of the event also "event". `series` holds abs max by tensor and
-    batch for the heat map (not in to_dict).
+    grad_norm, absmax and where it was; in the step of the event also "event". `dropped` counts the optimizer steps
+    that on_event="skip" left out, `dropped_steps` are the first of them. `series` holds abs max by tensor and batch for
+    the heat map (not in to_dict).
 
         report = mldebug.diagnose(model, step, steps=100)
         report.event and report.event.module
@@ -63,6 +64,8 @@ class NumericsReport(Report):
     eval_batches: int = 0
     generated_tokens: int = 0
     events: int = 0
+    dropped: int = 0
+    dropped_steps: list[int] = field(default_factory=list)
     unsure: str = ""
     series: dict[str, list[tuple[int, float]]] = field(default_factory=dict, repr=False)
 
@@ -107,9 +110,17 @@ class NumericsReport(Report):
             lines += ["", self.frames_text(width).rstrip()]
         if self.history:
             lines += ["", *_history_table(self.history[-_RECENT:], width)]
-        for note in self.notes:
+        for note in [*self._dropped_note(), *self.notes]:
             lines += ["", *textwrap.wrap(f"note: {note}", width, subsequent_indent="      ")]
         return "\n".join(lines)
+
+    def _dropped_note(self) -> list[str]:
+        if not self.dropped:
+            return []
+        more = ", ..." if self.dropped > len(self.dropped_steps) else ""
+        named = f"{', '.join(map(str, self.dropped_steps))}{more}"
+        words = "step was" if self.dropped == 1 else "steps were"
+        return [f'{self.dropped} of {self.steps} {words} dropped, as on_event is "skip": step {named}']
 
     def frames_text(self, width: int = 80) -> str:
         """The frames under the classic header, in lines of at most `width` columns. `frames` has them as they are."""

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mldebug.core.report import write
 from mldebug.core.world import world
 from mldebug.numerics._event import Event
 from mldebug.numerics._history import History, place_of
 from mldebug.numerics._output import LinesFile
 from mldebug.numerics._reading import clean, doubt, read
-from mldebug.numerics._report import NumericsError, NumericsReport, NumericsWarning
+from mldebug.numerics._report import NumericsError, NumericsReport
 from mldebug.numerics._stats import LIMIT
+from mldebug.numerics._tell import say, warn
 from mldebug.numerics._weights import join_name
 
 if TYPE_CHECKING:
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from mldebug.numerics._records import Watched
 
 _NEAR_NOTES = 8  # tensors near the limit of their dtype that a report names
+_DROPPED_STEPS = 10  # that a report names
 _FULL_REPORTS = 3  # events of one run that are printed whole; then only at 10, 100, ...
 
 
@@ -200,7 +199,12 @@ class Responder:
         if found is None:
             return self._build(None)
         recorder = self._recorder
-        return replace(found, events=self._events, steps=recorder.step, batches=recorder.batch_number)
+        return replace(
+            found, events=self._events, steps=recorder.step, batches=recorder.batch_number, **self._dropped_steps()
+        )
+
+    def _dropped_steps(self) -> dict[str, Any]:
+        return {"dropped": len(self._dropped), "dropped_steps": sorted(self._dropped)[:_DROPPED_STEPS]}
 
     def finish(self) -> None:
         """The last steps' numbers."""
@@ -243,9 +247,6 @@ class Responder:
             notes.append(
                 f"activation checkpointing ran {recorder.forwards.recomputed} modules again; not counted twice"
             )
-        if self._dropped:
-            steps = ", ".join(map(str, sorted(self._dropped)[:10]))
-            notes.append(f"the optimizer had nothing to apply in step {steps}: its batch was bad")
         if recorder.weights.bad_buffers:
             names = ", ".join(list(recorder.weights.bad_buffers)[:5])
             notes.append(f"not finite from the start, and not counted unless something follows from it: {names}")
@@ -271,32 +272,10 @@ class Responder:
             eval_batches=recorder.forwards.eval_batches,
             generated_tokens=recorder.forwards.generated,
             events=self._events,
+            **self._dropped_steps(),
             unsure=unsure,
             series=self._history.series(),
         )
 
 
 _NEAR_HINT = "scale these values down, or run this module in a wider dtype"
-
-
-def say(text: str) -> None:
-    """Print for people. A closed or full stdout is no reason to lose an event."""
-    with contextlib.suppress(OSError, ValueError):
-        write(text + "\n", sys.stdout)
-
-
-def warn(text: str) -> None:
-    """Warn. Where warnings are errors it goes to stderr instead: the recorder must not break off in the middle."""
-    try:
-        warnings.warn(text, NumericsWarning, stacklevel=_users_frame())
-    except Warning:
-        with contextlib.suppress(OSError, ValueError):
-            write(text + "\n", sys.stderr)
-
-
-def _users_frame() -> int:
-    """The stacklevel of the first caller outside mldebug and torch."""
-    frame, level = sys._getframe(1), 1
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("mldebug", "torch"):
-        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
-    return level - 1

@@ -7,7 +7,6 @@ the Triton ring of `_triton_ring` to any plain tensor.
 from __future__ import annotations
 
 import math
-import warnings
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mldebug.numerics._stats import LIMIT, NEAR, TINY, Stats, full
+from mldebug.numerics._tell import warn
 from mldebug.numerics._triton_ring import DTYPES, TritonRing
 
 _COPY = 8 << 20  # bytes that are copied at a time, to measure a tensor with gaps
@@ -183,10 +183,9 @@ def ring_for(device: torch.device) -> Ring:
         try:
             return CudaRing(device)
         except Exception as error:  # Triton cannot compile here (no C compiler, say)
-            warnings.warn(
+            warn(
                 f"mldebug: Triton does not work here ({type(error).__name__}: {error}); measuring by torch, slower\n"
-                "hint: install a C compiler and the Python headers",
-                stacklevel=2,
+                "hint: install a C compiler and the Python headers"
             )
     return TorchRing(device)
 

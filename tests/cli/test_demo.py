@@ -42,6 +42,14 @@ def test_progress_is_for_terminals(demo, capsys, monkeypatch) -> None:
     assert capsys.readouterr().err == ""
 
 
+def test_quiet_prints_nothing_and_writes_the_file(demo, capsys, tmp_path) -> None:
+    assert main(["demo", "-q", "-o", str(tmp_path / "r.json")]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert json.loads((tmp_path / "r.json").read_text())["event"] == "inf in block.1"
+    assert main(["demo", "-q", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["event"] == "inf in block.1"
+
+
 def test_a_demo_that_finds_nothing_is_an_error(demo, capsys) -> None:
     demo.event = None
     assert main(["demo"]) == 1

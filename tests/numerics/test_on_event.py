@@ -127,7 +127,35 @@ def test_skip_of_an_accumulated_step() -> None:
     agrees(recorder.report.event, step=1, micro_batch=0)
 
 
+def test_the_report_says_what_was_skipped() -> None:
+    model = Net()
+    with DebugUnderflowOverflow(model, on_event="skip") as recorder:
+        train(model, {1: NAN, 3: NAN, 4: NAN}, steps=6)
+    report = recorder.report
+    assert (report.dropped, report.dropped_steps) == (3, [1, 3, 4])
+    assert 'note: 3 of 6 steps were dropped, as on_event is "skip": step 1, 3, 4' in report.text()
+    assert (report.to_dict()["dropped"], report.to_dict()["dropped_steps"]) == (3, [1, 3, 4])
+
+
+def test_only_the_first_skipped_steps_are_named() -> None:
+    model = Net()
+    with DebugUnderflowOverflow(model, on_event="skip") as recorder:
+        train(model, dict.fromkeys(range(2, 14), NAN), steps=15)
+    assert recorder.report.dropped == 12
+    assert "12 of 15 steps were dropped" in recorder.report.text()
+    assert "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ..." in " ".join(recorder.report.text().split())
+
+
+def test_nothing_is_said_where_nothing_was_skipped() -> None:
+    model = Net()
+    with DebugUnderflowOverflow(model, on_event="skip") as recorder:
+        train(model, steps=2)
+    assert recorder.report.dropped == 0 and "dropped" not in recorder.report.text()
+
+
 def test_the_arguments_are_checked() -> None:
-    for options in ({"on_event": "explode"}, {"check": "sometimes"}, {"max_frames_to_save": -1}):
+    wrong: list[dict[str, Any]] = [{"on_event": "explode"}, {"check": "sometimes"}, {"max_frames_to_save": -1}]
+    wrong += [{"on_event": lambda: None}, {"on_step": lambda step: None}]
+    for options in wrong:
         with pytest.raises((MldebugError, ValueError, TypeError)):
             DebugUnderflowOverflow(Net(), **options)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mldebug import Event, MldebugError, NumericsReport
+from mldebug.core.extras import how_to_install
 from mldebug.numerics import _plot
 from mldebug.numerics._plot import MAX_ROWS, heat_map
 
@@ -128,7 +129,7 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MldebugError, match="matplotlib") as caught:
         heat_map(made_up(3), tmp_path / "p.png")
-    assert caught.value.hint == "pip install 'mldebug-toolkit[plot]'"
+    assert caught.value.hint == how_to_install("plot")
 
 
 def test_no_data_and_no_folder_are_errors_with_a_hint(tmp_path: Path) -> None:

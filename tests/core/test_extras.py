@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mldebug.core import extras
+
+ROOT = Path(extras.__file__).parents[2]
+
+
+def test_in_a_source_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    assert extras.how_to_install("plot") == "pip install -e '.[plot]'"
+    monkeypatch.chdir(tmp_path)
+    assert extras.how_to_install("plot") == f"pip install -e '{ROOT}[plot]'"
+
+
+@pytest.mark.parametrize("project", [None, 'name = "another"'])
+def test_installed(
+    run_python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, project: str | None
+) -> None:
+    shutil.copytree(ROOT / "mldebug" / "core", tmp_path / "mldebug" / "core")
+    shutil.copy(ROOT / "mldebug" / "__init__.py", tmp_path / "mldebug")
+    if project is not None:
+        (tmp_path / "pyproject.toml").write_text(project)
+    done = run_python(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from mldebug.core.extras import how_to_install\nprint(how_to_install('plot'))"
+    )
+    assert done.stdout == "pip install 'mldebug-toolkit[plot]'\n"
