@@ -16,7 +16,13 @@ def with_groups(found: list[View], world: int) -> list[View]:
 
     Groups of some ranks keep the program's name: those of one dimension of a mesh are one thing to the program.
     """
-    groups = {view.number: name for view in found if (name := _group_of(view, world)) is not None}
+    users: dict[str, int] = {}
+    records = [record for view in found if (record := view.rank.get("record"))]
+    for record in records:
+        for name in {call["group"] for call in record["calls"]}:
+            users[name] = users.get(name, 0) + 1
+    everyone = {name for name, count in users.items() if count == len(records)}
+    groups = {view.number: name for view in found if (name := _group_of(view, world, everyone)) is not None}
     words: dict[str, Counter[str]] = {}
     for view in found:
         if view.number in groups:
@@ -27,7 +33,7 @@ def with_groups(found: list[View], world: int) -> list[View]:
     return [_renamed(view, names[groups[view.number]]) if view.number in groups else view for view in found]
 
 
-def _group_of(view: View, world: int) -> str | None:
+def _group_of(view: View, world: int, everyone: set[str]) -> str | None:
     """The record's name of the group in which a rank waits, if it has all ranks; else None."""
     record = view.rank.get("record")
     if record is None or view.wait.kind != "collective":
@@ -39,7 +45,7 @@ def _group_of(view: View, world: int) -> str | None:
         return None
     name = names.pop()
     ranks = record.get("groups", {}).get(name, {"desc": "", "ranks": []})["ranks"]
-    return name if not ranks or len(ranks) == world else None
+    return name if len(ranks) == world or (not ranks and (name in everyone or name == "0")) else None
 
 
 def _stands_at(view: View, call: Call) -> bool:

@@ -190,8 +190,8 @@ def same_place(case: Case) -> Verdict | None:
 
 
 def _may_differ(case: Case, wait: Wait) -> bool:
-    """Whether the ranks may be in several groups: the name is that of a loop or an argument, and no record tells."""
-    if not wait.group or any("record" in view.rank for view in case.waiting) or not wait.path:
+    """Whether the ranks may be in several groups: the name is that of a loop, and no record tells."""
+    if not wait.group or not wait.path:
         return False
     source = frame_source(case.evidence, wait.path[-1])
     loops = [guard for guard in source["guards"] if guard.startswith("for ")] if source else []
@@ -265,12 +265,44 @@ def _by_text(case: Case, sides: list[tuple[int, ...]]) -> tuple[tuple[int, ...],
 
 def parted(case: Case) -> Verdict | None:
     """Ranks that wait in different places: the smaller parties against the largest, the best founded answer first."""
-    parties = _parties(case.waiting)
+    parties = _in_one_round(case)
     if len(parties) < 2:
         return None
     found = [compare(case.evidence, party, parties[-1]) for party in parties[:-1]]
     best = max(found, key=lambda verdict: ("low", "medium", "high").index(verdict.sure))
     return best
+
+
+def _in_one_round(case: Case) -> list[Party]:
+    """The waiting ranks by place. Those that are in a later round of a loop than others count to the party ahead.
+
+    They left what the others wait in behind them, at a broadcast for instance, which ends early for some.
+    """
+    rounds = _rounds(case)
+    behind = [view for view in case.waiting if rounds.get(view.number) == min(rounds.values(), default=())]
+    parties = _parties(behind)
+    ahead = [view for view in case.waiting if view not in behind]
+    if not ahead or len(parties) < 2:
+        return _parties(case.waiting)
+    last = max(parties, key=lambda party: [spot[2] for spot in party.wait.path])
+    joined = Party((*last.views, *ahead))
+    return sorted([*(party for party in parties if party is not last), joined], key=lambda party: len(party.views))
+
+
+def _rounds(case: Case) -> dict[int, tuple[int, ...]]:
+    """The variables of loops that all waiting ranks are in, outermost first, by rank; {} where there is none."""
+    tables: dict[int, dict[tuple[str, str], int]] = {}
+    for view in case.waiting:
+        values = {(function, name): value for function, name, value in view.wait.ints}
+        table = tables.setdefault(view.number, {})
+        for spot in view.wait.path:
+            source = frame_source(case.evidence, spot)
+            for guard in source["guards"] if source else []:
+                for name in re.findall(r"\w+", guard.split(" in ")[0][4:]) if guard.startswith("for ") else []:
+                    if (spot[1], name) in values:
+                        table[spot[1], name] = values[spot[1], name]
+    shared = [key for key in next(iter(tables.values()), {}) if all(key in table for table in tables.values())]
+    return {number: tuple(table[key] for key in shared) for number, table in tables.items()} if shared else {}
 
 
 def _parties(found: list[View]) -> list[Party]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -161,6 +162,12 @@ def polling(case: Case) -> Verdict | None:
     ]
     if not found or not case.waiting:
         return None
+    entering = {one for view in found for spot in view.wait.path if (one := _entered(case, spot))}
+    holders = [view for view in case.waiting if entering & set(map(_bare, guards_of(case.evidence, view.wait.path)))]
+    if holders:
+        held = tuple(view.number for view in holders)
+        text = f"{verb(held, 'holds a lock')} that others ask for again and again: {crowd(holders)}; {crowd(found)}."
+        return Verdict(True, "lock-barrier-cycle", held, cap(text), "medium", ("stacks", "program text"))
     others = [view for view in case.outside if view not in found and may_go_on(case, view)]
     if others:
         text = f"slow, not hung as far as can be seen: {crowd(others)}; {crowd(found)}. {rest(case.waiting)}"
@@ -174,6 +181,17 @@ def polling(case: Case) -> Verdict | None:
     asks = verb(culprits, f"asks again and again at {place(found[0].wait)}{loop}")
     text = f"{asks} without an answer. "
     return Verdict(True, "poll-loop", culprits, cap(text) + rest(case.waiting), "medium", ("stacks", "program text"))
+
+
+def _entered(case: Case, spot: tuple[str, str, int]) -> str:
+    """The `with` that a line is about to enter, without what two ways to write it may differ in; "" for none."""
+    source = case.evidence.get("source", {}).get(f"{spot[0]}:{spot[2]}")
+    text = source["text"] if source else ""
+    return _bare(text.rstrip(":")) if text.startswith("with ") else ""
+
+
+def _bare(guard: str) -> str:
+    return re.sub(r"[\s\"']", "", guard)
 
 
 def elsewhere(case: Case) -> Verdict | None:
