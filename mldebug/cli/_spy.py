@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 def _remote(args: argparse.Namespace, chosen: dict[str, Any]) -> Evidence:
     from mldebug.core.hosts import parse_hosts, read_hostfile
     from mldebug.core.launch import ssh_options
-    from mldebug.hang._remote import collect_remote
+    from mldebug.hang import collect_remote
 
     options = {key: value for key, value in chosen.items() if key not in ("hostfile", "ssh_config", "ssh_option")}
     if args.hosts is not None or args.hostfile is not None:

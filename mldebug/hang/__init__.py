@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mldebug.hang._evidence import Evidence, merge_evidence
     from mldebug.hang._inspect import load_evidence, save_evidence, spy
     from mldebug.hang._judge import judge
+    from mldebug.hang._remote import collect_remote
     from mldebug.hang._report import SpyReport
     from mldebug.hang._source import annotate
     from mldebug.hang._verdict import Verdict
@@ -31,6 +32,7 @@ __all__ = [
     "WatchReport",
     "annotate",
     "collect",
+    "collect_remote",
     "enable",
     "hang_watchdog",
     "judge",
@@ -50,6 +52,7 @@ _HOMES = {
     "WatchReport": "mldebug.hang._watch",
     "annotate": "mldebug.hang._source",
     "collect": "mldebug.hang._collect",
+    "collect_remote": "mldebug.hang._remote",
     "enable": "mldebug.hang._agent",
     "hang_watchdog": "mldebug.hang._watchdog",
     "judge": "mldebug.hang._judge",

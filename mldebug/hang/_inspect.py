@@ -26,15 +26,19 @@ if TYPE_CHECKING:
 def spy(evidence: Evidence | None = None, *, earlier: Evidence | None = None, **options: Any) -> SpyReport:
     """Which rank of a hung job holds the others up, at which line, and why.
 
-    Without `evidence` the ranks of this node are found and looked at (`options` are those of `collect`). `earlier`
-    evidence of the same job tells who moved since. Raises MldebugError where nothing can be looked at at all.
+    Without `evidence` the ranks of this node are found and looked at (`options` are those of `collect`); with `hosts`,
+    `slurm` or `pods` those of other nodes (`options` are those of `collect_remote`). `earlier` evidence of the same job
+    tells who moved since. Raises MldebugError where nothing can be looked at at all.
 
         report = spy()
         print(report.text())
     """
     if evidence is None:
-        evidence = hang.collect(**options)
-        annotate(evidence)
+        if options.keys() & {"hosts", "slurm", "pods"}:
+            evidence = hang.collect_remote(**options)
+        else:
+            evidence = hang.collect(**options)
+            annotate(evidence)
         for rank in evidence["ranks"]:
             if user := _owner(rank["pid"]):
                 rank["user"] = user

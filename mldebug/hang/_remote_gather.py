@@ -25,7 +25,7 @@ class Trouble(NamedTuple):
 
     status: str  # unreachable, timeout, failed
     why: str  # the reason and the exact fix
-    final: bool = False  # said by the node itself: to ask it in another way is of no use
+    final: bool = False  # it has answered: to ask it in another way is of no use
 
 
 class Sink(Protocol):
@@ -66,7 +66,7 @@ class Gathering:
             machine = self._decoder.text(document["id"])
         except (Damaged, Unreadable, KeyError) as exc:
             reason = f"its answer is not the evidence of this version of mldebug: {exc}"
-            self.fail(name, Trouble("failed", f"{reason}. Install the same version there"))
+            self.fail(name, Trouble("failed", f"{reason}. Install the same version there", True))
             return
         first = self._machines.setdefault(machine, name)
         if first != name:
