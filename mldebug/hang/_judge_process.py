@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mldebug.hang._evidence import Frame, Thread
 
 
+_LONG = 60.0  # seconds that one call in C may take, and keep the GIL
+
+
 def nobody(case: Case) -> Verdict | None:
     if case.views:
         return None
@@ -129,15 +132,19 @@ def gil_held(case: Case) -> Verdict | None:
         name, top, thread = owners[0]
         same = all(owner is not None and owner[:2] == (name, top) for owner in owners)
         beats = view.rank.get("progress", {}).get("heartbeat", [])
-        still = len(beats) > 1 and beats[0] == beats[-1]
-        held = still or (bool(thread["frames"]) and (name != "MainThread" or "/re/" in top[0]))
-        if same and held and view.runs and not view.moved:
+        beating = len(beats) > 1 and beats[0] != beats[-1]
+        asleep = not any(owner[2]["active"] for owner in owners if owner)  # whoever waits lets go of it, as a rule
+        alone = name != "MainThread" or "/re/" in top[0] or view.seconds > _LONG
+        held = bool(thread["frames"]) and (asleep or (alone and view.runs))
+        if same and held and not beating and not view.moved:
             frames = thread["frames"]
             site = next((frame for frame in frames if source_of(case.evidence, frame)), frames[0] if frames else None)
             at = f" at {_site(site)}" if site else ""
+            main = name == "MainThread"
+            others = "no other thread of it can run" if main else f"the main thread cannot run ({doing(view.wait)})"
             text = (
-                f'thread "{name}" of rank {view.number} holds the GIL{at} and does not let go; '
-                f"the main thread cannot run ({doing(view.wait)}). {rest(case.waiting)}"
+                f'thread "{name}" of rank {view.number} holds the GIL{at} and does not let go; {others}. '
+                f"{rest(case.waiting)}"
             )
             return Verdict(True, "gil-held", (view.number,), cap(text), "high", ("process state", "two samples"))
     return None
