@@ -20,6 +20,7 @@ from mldebug.hang._judge_text import (
     parts_ranks,
     picks_few,
     same_count,
+    sends_away,
 )
 from mldebug.hang._judge_views import frame_source
 from mldebug.hang._verdict import Verdict
@@ -368,7 +369,7 @@ def _guards(evidence: Evidence, spot: Spot) -> list[str]:
         and step["guards"]
         and step["guards"][:-1] == around[: len(step["guards"]) - 1]
         and step["guards"][-1] not in around
-        and asks_rank(step["guards"][-1])
+        and sends_away(step["guards"][-1])
     ]
     return [*around, *passed]
 

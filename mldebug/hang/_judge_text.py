@@ -40,6 +40,11 @@ def asks_rank(guard: str) -> bool:
     return any(name in _RANKS or name in _MAINS for name in re.findall(r"\w+", text))
 
 
+def sends_away(guard: str) -> bool:
+    """Whether a guard in front of a jump lets some ranks jump for sure, whatever else is true."""
+    return asks_rank(guard) and any(holds(guard, rank) for rank in range(64))
+
+
 def parts_ranks(guard: str, inside: Iterable[int], outside: Iterable[int]) -> bool:
     """Whether a guard lets all of `inside` through (or may) and stops each of `outside`."""
     return (
