@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mldebug.cli._parser import Parser
+from mldebug.cli._parser import Parser, add_common, count, seconds, whole
 from mldebug.core.errors import UsageError
 from mldebug.core.report import Report, emit
 
@@ -24,8 +24,6 @@ also compressed), a pattern, a folder of such files, an image or audio folder,
 what save_to_disk wrote, or a hub id, which is streamed. DIR loads with
 load_dataset("DIR"). `unpack` writes each record as a folder of files to edit,
 and `pack` makes a dataset of such folders: `mldebug tiny-dataset pack --help`."""
-
-_SIZES = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "b": 1}
 
 
 class DatasetParser(Parser):
@@ -55,22 +53,22 @@ _ABOUT = {
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a file, pattern or folder, or a hub id")
-    parser.add_argument("-n", "--num-rows", type=_whole, required=True, metavar="N", help="rows of each split")
+    parser.add_argument("-n", "--num-rows", type=count, required=True, metavar="N", help="rows of each split")
     _add_rows(parser, default="first")
     parser.add_argument("--split", action="append", metavar="NAME", help="only this split; repeatable")
     parser.add_argument("--config", metavar="NAME", help="which configuration of a source that has several")
-    parser.add_argument("--side", type=_whole, default=32, metavar="PX", help="longest side of pictures (default: 32)")
+    parser.add_argument("--side", type=count, default=32, metavar="PX", help="longest side of pictures (default: 32)")
     parser.add_argument(
         "--format", choices=("auto", "parquet", "tar"), default="auto", help="default: tar for tars, else Parquet"
     )
     parser.add_argument("--fill-missing", action="store_true", help="in tars, empty texts for members a sample lacks")
     _add_skip_bad(parser)
     limits = "(default: {}, and for first none)"
-    parser.add_argument("--max-rows", type=_whole, metavar="N", help=f"rows to look at {limits.format('1,000,000')}")
-    parser.add_argument("--max-bytes", type=_size, metavar="SIZE", help=f"bytes to look at {limits.format('1 GiB')}")
-    parser.add_argument("--max-seconds", type=float, metavar="S", help=f"time to look for {limits.format('30')}")
+    parser.add_argument("--max-rows", type=count, metavar="N", help=f"rows to look at {limits.format('1,000,000')}")
+    parser.add_argument("--max-bytes", metavar="SIZE", help=f"bytes to look at {limits.format('1 GiB')}")
+    parser.add_argument("--max-seconds", type=seconds, metavar="S", help=f"time to look for {limits.format('30')}")
     parser.add_argument("--offline", action="store_true", help="take a hub id from the cache only")
-    _add_common(parser)
+    _add_output(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,14 +111,14 @@ def _to_stderr(text: str) -> None:
 
 def _unpack_arguments(parser: Parser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="what tiny-dataset takes")
-    parser.add_argument("-n", "--num-rows", type=_whole, default=10, metavar="N", help="records (default: 10)")
+    parser.add_argument("-n", "--num-rows", type=count, default=10, metavar="N", help="records (default: 10)")
     _add_rows(parser, default="cover")
     parser.add_argument("--split", metavar="NAME", help="which split (default: the first)")
     _add_skip_bad(parser)
     parser.add_argument("--config", metavar="NAME", help="which configuration of a source that has several")
     parser.add_argument("--offline", action="store_true", help="take a hub id from the cache only")
-    parser.add_argument("--side", type=_whole, default=32, metavar="PX", help="longest side of pictures (default: 32)")
-    _add_common(parser)
+    parser.add_argument("--side", type=count, default=32, metavar="PX", help="longest side of pictures (default: 32)")
+    _add_output(parser)
 
 
 def _unpack(args: argparse.Namespace) -> Report:
@@ -144,12 +142,12 @@ def _unpack(args: argparse.Namespace) -> Report:
 
 def _pack_arguments(parser: Parser) -> None:
     parser.add_argument("source", metavar="FOLDER", help="a folder with a folder for each record")
-    parser.add_argument("-n", "--num-rows", type=_whole, metavar="N", help="rows (default: one for each record)")
+    parser.add_argument("-n", "--num-rows", type=count, metavar="N", help="rows (default: one for each record)")
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--repeat", action="store_true", help="begin again after the last record (the default)")
     way.add_argument("--unique", action="store_true", help="change each record so that no two are equal")
     parser.add_argument("--split", default="train", metavar="NAME", help="the name of the split (default: train)")
-    _add_common(parser)
+    _add_output(parser)
 
 
 def _pack(args: argparse.Namespace) -> Report:
@@ -165,7 +163,7 @@ def _add_rows(parser: Parser, default: str) -> None:
         default=default,
         help=f"cover: each kind of oddity, such as empty, None, shortest, longest, each label (default: {default})",
     )
-    parser.add_argument("--seed", type=_whole_or_0, default=0, metavar="N", help="seed of the choice (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="seed of the choice (default: 0)")
     parser.add_argument("--by", metavar="COLUMN", help="the labels of stratified (default: the column of labels)")
 
 
@@ -175,45 +173,15 @@ def _add_skip_bad(parser: Parser) -> None:
     )
 
 
-def _add_common(parser: Parser) -> None:
-    parser.add_argument("-o", "--output", metavar="DIR", help="the new folder")
+def _add_output(parser: Parser) -> None:
+    add_common(parser, output="the new folder", metavar="DIR")
     parser.add_argument("--force", action="store_true", help="replace what an earlier call wrote to DIR")
-    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout instead of text")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless there is trouble")
-    parser.add_argument("--no-color", action="store_true", help="no terminal colours; NO_COLOR=1 does the same")
 
 
 _OTHERS: dict[str, tuple[Callable[[Parser], None], Callable[[argparse.Namespace], Report]]] = {
     "unpack": (_unpack_arguments, _unpack),
     "pack": (_pack_arguments, _pack),
 }
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
-
-
-def _whole_or_0(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    number, unit = text.strip().lower().replace("i", ""), 1
-    for ending, factor in _SIZES.items():
-        if number.endswith(ending):
-            number, unit = number[: -len(ending)].strip(), factor
-            break
-    try:
-        size = int(float(number) * unit)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 500MB or 2GB") from None
-    if size <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size above 0")
-    return size
 
 
 __all__: Sequence[str] = ["EPILOG", "PARSER", "add_arguments", "run"]

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from mldebug.cli._parser import Parser
+from mldebug.cli._parser import Parser, add_common, count, whole
 from mldebug.core.errors import UsageError
 from mldebug.core.report import emit
 
@@ -26,12 +26,11 @@ it rebuilds it byte for byte. Exit status 1 if a check failed."""
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("source", nargs="?", metavar="SOURCE", help="folder, config.json, repository id or model type")
-    parser.add_argument("-o", "--output", metavar="DIR", help="the new folder; without it nothing is kept")
-    parser.add_argument("--layers", type=_count, metavar="N", help="layers, as far as each kind of layer is kept")
-    parser.add_argument("--hidden", type=_count, metavar="N", help="width")
-    parser.add_argument("--vocab", type=_count, metavar="N", help="size of the vocabulary")
+    parser.add_argument("--layers", type=count, metavar="N", help="layers, as far as each kind of layer is kept")
+    parser.add_argument("--hidden", type=count, metavar="N", help="width")
+    parser.add_argument("--vocab", type=count, metavar="N", help="size of the vocabulary")
     parser.add_argument("--dtype", metavar="TYPE", help="float32, bfloat16 or float16 (default: the source's)")
-    parser.add_argument("--seed", type=_number, default=0, metavar="N", help="seed of the weights (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="seed of the weights (default: 0)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="A.B=C", help="set a field of the config; repeatable"
     )
@@ -46,9 +45,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that the source brings with it")
     parser.add_argument("--offline", action="store_true", help="never use the network")
     parser.add_argument("--force", action="store_true", help="replace an earlier tiny model at DIR")
-    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout instead of text")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless there is trouble")
-    parser.add_argument("--no-color", action="store_true", help="no terminal colours; NO_COLOR=1 does the same")
+    add_common(parser, output="the new folder; without it nothing is kept", metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,15 +114,3 @@ def _alone(args: argparse.Namespace) -> None:
         raise UsageError(
             f"--from-recipe is given with {named}", "the recipe holds these: leave them out, or build from SOURCE anew"
         )
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)

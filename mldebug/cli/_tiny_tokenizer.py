@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mldebug.cli._parser import Parser
+from mldebug.cli._parser import Parser, add_common, count
 from mldebug.core.errors import UsageError
 from mldebug.core.report import emit
 
@@ -17,15 +17,15 @@ examples:
 
 SOURCE is a folder, a file (tokenizer.json, vocab.json, vocab.txt, a
 SentencePiece or tiktoken file, tekken.json) or the id of a hub repository.
-DIR is made and must not be there yet; id_map.json in it maps old ids to new
-ones. Exit status: 0 if every check passed, 1 if one failed, 2 for a size
-below the floor."""
+DIR appears when it is complete; id_map.json in it maps old ids to new ones.
+Exit status: 0 if every check passed, 1 if one failed, 2 for a size below the
+floor."""
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="the tokenizer: a folder, a file or a hub id")
     parser.add_argument(
-        "--vocab-size", type=_count, metavar="N", help="tokens of the result (default: 512, or the floor if more)"
+        "--vocab-size", type=count, metavar="N", help="tokens of the result (default: 512, or the floor if more)"
     )
     parser.add_argument(
         "--drop-unused-added",
@@ -39,10 +39,8 @@ def add_arguments(parser: Parser) -> None:
         "--trust-remote-code", action="store_true", help="run the tokenizer's own Python code, if SOURCE has some"
     )
     parser.add_argument("--offline", action="store_true", help="look for a hub id in the cache only")
-    parser.add_argument("-o", "--output", metavar="DIR", help="the new folder to write the tokenizer to")
-    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout instead of text")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing unless there is trouble")
-    parser.add_argument("--no-color", action="store_true", help="no terminal colours; NO_COLOR=1 does the same")
+    parser.add_argument("--force", action="store_true", help="replace an earlier tiny tokenizer at DIR")
+    add_common(parser, output="the new folder to write the tokenizer to", metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,12 +56,7 @@ def run(args: argparse.Namespace) -> int:
         drop_unused_added=args.drop_unused_added,
         trust_remote_code=args.trust_remote_code,
         offline=True if args.offline else None,
+        force=args.force,
     )
     emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color)
     return 0 if report.ok else 1
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)

@@ -12,20 +12,34 @@ from pathlib import Path
 from mldebug.core.errors import MldebugError, UsageError
 
 
-def refuse(target: Path, force: bool) -> None:
-    """Before any work: what would be in the way at its end."""
+def refuse(target: Path, force: bool, mark: str, what: str, source: object = None) -> None:
+    """Before any work: what would be in the way at its end. Only a folder with the file `mark` in it, which tells that
+    it is a `what`, is ever replaced, and never the one that the source is in."""
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source).expanduser().resolve()
+        if path.exists() and target.exists() and target.resolve() in (path, *path.parents):
+            raise UsageError(f"{target} is where the source is", "choose another folder")
     if target.is_dir():
-        if any(target.iterdir()) and not force:
+        held = _names_in(target)
+        if held and not force:
             raise UsageError(
-                f"{target} exists and is not empty",
-                "choose another folder, or --force to replace an earlier tiny model",
+                f"{target} exists and is not empty", f"choose another folder, or --force to replace an earlier {what}"
             )
-        if any(target.iterdir()) and not (target / "mldebug_recipe.json").exists():
-            raise UsageError(f"{target} holds no tiny model: it is not replaced", "choose another folder")
+        if held and mark not in held:
+            raise UsageError(f"{target} holds no {what}: it is not replaced", "choose another folder")
     elif target.exists() or target.is_symlink():
         raise UsageError(f"{target} is a file", "choose the name of a new folder")
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {target.absolute().parent}", f"mkdir -p {target.absolute().parent}")
+    parent = target.absolute().parent
+    if not parent.is_dir():
+        raise UsageError(f"there is no folder {parent}", f"mkdir -p {parent}")
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise MldebugError(f"cannot read {folder}: {reason}", "choose another folder") from exc
 
 
 @contextlib.contextmanager

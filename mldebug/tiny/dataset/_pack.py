@@ -12,13 +12,13 @@ from typing import Any
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import Report
 from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
-from mldebug.tiny._files import folder_beside, put
-from mldebug.tiny.dataset._make import pick_rows, quiet, refuse
+from mldebug.tiny._files import folder_beside, put, refuse
+from mldebug.tiny._sizes import size_text
+from mldebug.tiny.dataset._choose import Choice, chosen_splits, limits_for, no_rows, opened_source, table_of
 from mldebug.tiny.dataset._pack_files import FEATURES, read_record, record_features, write_features, write_files
 from mldebug.tiny.dataset._pack_unique import Distinct
 from mldebug.tiny.dataset._report import layout
-from mldebug.tiny.dataset._rows import size_text
-from mldebug.tiny.dataset._write import folder_size, write_card, write_record
+from mldebug.tiny.dataset._write import RECORD, feature_text, folder_size, quiet, write_card, write_record
 
 __all__ = ["PackReport", "UnpackReport", "pack", "unpack"]
 
@@ -98,12 +98,16 @@ def unpack(
         unpack("tiny", "records", 5)
     """
     begin = time.perf_counter()
+    choice = Choice(n, rows, seed, by, side, skip_bad, limits_for(rows))
     target = Path(output)
-    refuse(target, force, FEATURES)
+    refuse(target, force, FEATURES, "folder of records", source)
     with quiet(), folder_beside(target) as folder:
-        name, picked, table, features = pick_rows(
-            source, n, rows, seed=seed, by=by, split=split, config=config, side=side, skip_bad=skip_bad, offline=offline
-        )
+        opened = opened_source(source, config, offline)
+        name = chosen_splits(opened, split)[0]
+        reader, picked = opened.splits[name], choice.pick(opened, name)
+        if not picked.taken:
+            raise no_rows(opened, {name: choice.facts(picked, reader.count)})
+        table, features = table_of(reader, picked.taken)
         write_features(folder, features)
         values = table.to_pylist()
         width = max(2, len(str(len(values) - 1)))
@@ -114,7 +118,7 @@ def unpack(
         files = sum(path.is_file() for path in folder.rglob("*")) - 1
         put(folder, target, force)
     return UnpackReport(
-        source=name,
+        source=opened.name,
         path=target,
         records=len(values),
         files=files,
@@ -148,7 +152,7 @@ def pack(
     if n is not None and n < 1:
         raise UsageError(f"a dataset of {n} rows", "-n takes a number of 1 or more")
     target, root = Path(output), Path(source)
-    refuse(target, force)
+    refuse(target, force, RECORD, "tiny dataset", source)
     records = _records(root)
     count = len(records) if n is None else n
     if count > len(records) and not (repeat or unique):
@@ -177,7 +181,7 @@ def pack(
         rows=count,
         records=len(records),
         unique=unique,
-        columns={name: " ".join(str(feature).split())[:60] for name, feature in features.items()},
+        columns={name: feature_text(feature) for name, feature in features.items()},
         bytes=size,
         seconds=time.perf_counter() - begin,
     )

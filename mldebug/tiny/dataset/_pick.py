@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mldebug.core.errors import UsageError
+from mldebug.tiny._sizes import size_text
 from mldebug.tiny.dataset._lines import PLACES, spread_rows
-from mldebug.tiny.dataset._rows import BadRow, Limits, Meter, Reader, Row, Taken, size_text
+from mldebug.tiny.dataset._rows import BadRow, Limits, Meter, Reader, Row, Taken
 
 Take = Callable[[Row], Taken]  # embeds and shrinks; BadRow where a row cannot be used
 

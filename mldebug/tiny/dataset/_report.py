@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mldebug.core.report import Report, jsonable
-from mldebug.tiny.dataset._rows import size_text
+from mldebug.tiny._sizes import size_text
 
 SHOWN = 5
 

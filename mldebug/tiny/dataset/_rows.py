@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mldebug.tiny._sizes import size_text
+
 # What reading a file that is corrupt may raise: the errors of Arrow are of all these kinds.
 READ_ERRORS = (OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError, MemoryError)
 
@@ -169,15 +171,3 @@ class Meter:
             self._shown = now
             limits.progress(f"looked at {self.rows:,} rows, {size_text(self.bytes)}")
         return bool(self.hit)
-
-
-def size_text(count: float) -> str:
-    """Bytes for people.
-
-    size_text(2_500_000)  # "2.5 MB"
-    """
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} GB"

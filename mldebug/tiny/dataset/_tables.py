@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mldebug.tiny._sizes import size_text
 from mldebug.tiny.dataset._lines import gap, open_file
-from mldebug.tiny.dataset._rows import READ_ERRORS, BadRow, Meter, Reader, Row, at, size_text
+from mldebug.tiny.dataset._rows import READ_ERRORS, BadRow, Meter, Reader, Row, at
 
 BATCH_BYTES = 8 << 20
 MANY_FILES = 1000  # above this, random rows come from that many files

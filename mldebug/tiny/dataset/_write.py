@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +256,29 @@ __all__ = [
     "write_record",
     "write_samples",
 ]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars and warnings of the libraries: the report says what there is to say."""
+    import datasets
+    from datasets.utils import logging
+    from huggingface_hub.utils import logging as hub
+
+    level, hub_level, bars = logging.get_verbosity(), hub.get_verbosity(), datasets.are_progress_bars_disabled()
+    logging.set_verbosity(logging.CRITICAL)
+    hub.set_verbosity(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        hub.set_verbosity(hub_level)
+        if not bars:
+            datasets.enable_progress_bars()
+
+
+def feature_text(feature: Any) -> str:
+    """The type of a column in a few words."""
+    plain = str(getattr(feature, "dtype", None) or "") if type(feature).__name__ == "Value" else ""
+    return plain or " ".join(str(feature).split())[:60]

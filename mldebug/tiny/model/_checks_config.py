@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mldebug.tiny.model._ids import NESTED, ids_in
+from mldebug.tiny.model.inputs._facts import embedding_rows
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ def check_ids(model: Any, folder: Path, source: Mapping[str, Any], tokenizer: An
     """Every id of the config, at any level, of generation_config and of the tokenizer is one that the vocabulary has,
     and ids that were distinct still are."""
     tiny = model.config.to_dict()
-    vocab = _vocab(tiny) or _embeddings(model)
+    vocab = _vocab(tiny) or embedding_rows(model)
     found = list(_ids(tiny, "", vocab))
     generation = folder / "generation_config.json"
     if generation.exists():
@@ -44,13 +45,6 @@ def check_ids(model: Any, folder: Path, source: Mapping[str, Any], tokenizer: An
             return False, f"the tokenizer's largest id is {top}, the vocabulary has {vocab}"
         said += f", the tokenizer's {len(tokenizer)} too"
     return True, said
-
-
-def _embeddings(model: Any) -> int | None:
-    try:
-        return int(model.get_input_embeddings().num_embeddings)
-    except (AttributeError, NotImplementedError, TypeError):
-        return None
 
 
 def _vocab(config: Mapping[str, Any]) -> int | None:

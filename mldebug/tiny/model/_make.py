@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
 from mldebug.tiny._files import folder_beside, put, refuse
-from mldebug.tiny.model._report import TinyModelReport, budget_check, parse_bytes
+from mldebug.tiny._sizes import parse_bytes
+from mldebug.tiny.model._recipe import FILE
+from mldebug.tiny.model._report import TinyModelReport, budget_check
 from mldebug.tiny.model._sides import (
     generation_config,
     load_sides,
@@ -80,7 +82,7 @@ def tiny_model(
     """
     target = None if output is None else Path(output)
     if target is not None:
-        refuse(target, force)
+        refuse(target, force, FILE, "tiny model", source)
     options = {
         "layers": _at_least_one("layers", layers),
         "hidden": _at_least_one("hidden", hidden),
@@ -90,7 +92,7 @@ def tiny_model(
         "set": dict(set or {}),
         "model_class": model_class,
     }
-    limit = parse_bytes(budget)
+    limit = parse_bytes("the budget", budget)
     clock = _Clock()
     with clock.measure("import"):
         _import_libraries()
@@ -196,7 +198,7 @@ def _from_recipe(file: Path, folder: Path, clock: _Clock, trust_remote_code: boo
     """The same again: weights from config and seed, the files of tokenizer and processor from beside the recipe."""
     from mldebug.tiny.model._build_class import class_of
     from mldebug.tiny.model._checks_config import Check
-    from mldebug.tiny.model._recipe import FILE, compare, read_recipe
+    from mldebug.tiny.model._recipe import compare, read_recipe
 
     recipe = read_recipe(file)
     beside = file if file.is_dir() else file.parent

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mldebug.core.errors import UsageError
 from mldebug.core.report import Report, jsonable, paint
 
 if TYPE_CHECKING:
@@ -104,31 +102,6 @@ def _short(value: Any) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"
-
-
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "k": 10**3,
-    "kb": 10**3,
-    "m": 10**6,
-    "mb": 10**6,
-    "g": 10**9,
-    "gb": 10**9,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-}
-
-
-def parse_bytes(budget: str | int | None) -> int | None:
-    """A number of bytes, or one with a unit: 1MB, 500 kB, 1.5MiB."""
-    if budget is None or (isinstance(budget, int) and budget > 0):
-        return budget
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(budget))
-    if found is None or found[2].lower() not in _UNITS or float(found[1]) == 0:
-        raise UsageError(f"the budget {budget!r} is no size", "give bytes or a size with a unit, such as 500kB or 1MB")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def budget_check(model: Any, size: int, limit: int, changes: Mapping[str, tuple[Any, Any]]) -> Check:

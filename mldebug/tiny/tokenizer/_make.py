@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.tiny._calls import NUMBER, PATH, checked_call
+from mldebug.tiny._files import folder_beside, put, refuse
 from mldebug.tiny.tokenizer._checks import SAMPLE, check_tokenizer, sample_of
 from mldebug.tiny.tokenizer._load import Loaded
 from mldebug.tiny.tokenizer._plan import below_the_floor, droppable, make_plan, unused_tokens, write_folder
@@ -39,6 +38,7 @@ def tiny_tokenizer(
     drop_unused_added: bool = False,
     trust_remote_code: bool = False,
     offline: bool | None = None,
+    force: bool = False,
 ) -> TinyTokenizerReport:
     """Write the tokenizer of `source` with `vocab_size` tokens to the new folder `output`, check it, and report.
 
@@ -47,7 +47,8 @@ def tiny_tokenizer(
     post-processor, decoder, added tokens and chat templates stay. `id_map.json` beside the tokenizer maps old ids to
     new ones. A size below the floor, the number of tokens that must stay, is a UsageError that says what the floor is
     made of; `drop_unused_added` lets go of added tokens that no template, post-processor or config names.
-    `from_scratch` names a text file to learn a vocabulary from, in place of keeping the best of the old one.
+    `from_scratch` names a text file to learn a vocabulary from, in place of keeping the best of the old one. `force`
+    replaces an earlier tiny tokenizer.
 
         report = tiny_tokenizer("gpt2", 600, "gpt2-600")
         assert report.ok and report.size == 600
@@ -56,13 +57,16 @@ def tiny_tokenizer(
     if output is None:
         raise UsageError("no folder to write the tokenizer to", "give `output`, or -o DIR on the command line")
     target = Path(output)
-    _refuse_existing(target)
-    with open_source(source, trust_remote_code=trust_remote_code, offline=offline) as opened, _beside(target) as folder:
+    refuse(target, force, ID_MAP, "tiny tokenizer", source)
+    with contextlib.ExitStack() as stack:
+        opened = stack.enter_context(open_source(source, trust_remote_code=trust_remote_code, offline=offline))
+        folder = stack.enter_context(folder_beside(target))
         text = None if from_scratch is None else Path(from_scratch)
         made = _shrink(opened, vocab_size, folder, drop_unused_added, text)
         write_json(folder / ID_MAP, {str(old): new for old, new in made.id_map.items()})
         checks = _checked(opened, made, folder, text)
         files = tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
+        put(folder, target, force)
     return TinyTokenizerReport(
         source=str(source),
         path=target,
@@ -179,27 +183,3 @@ def _came_back(loaded: Loaded, kept: Collection[str], on_load: Collection[str]) 
     back = [token for token in loaded.ids if token not in meant]
     shown = ", ".join(back[:5]) or "none"
     return f"tokens that the class of the tokenizer puts back: {shown}; keep them, or set tokenizer_class"
-
-
-def _refuse_existing(target: Path) -> None:
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UsageError(f"{target} is there already", "choose a new folder: nothing is ever overwritten")
-
-
-@contextlib.contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its place when all went well, and goes when not."""
-    parent = target.absolute().parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=parent))
-    except OSError as exc:
-        raise UsageError(f"cannot write {target}: {(exc.strerror or str(exc)).lower()}", "choose another -o") from exc
-    try:
-        yield folder
-        folder.chmod(0o755)
-        if target.is_dir():
-            target.rmdir()
-        folder.rename(target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

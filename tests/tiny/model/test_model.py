@@ -14,8 +14,8 @@ import transformers
 
 from mldebug import MldebugError, tiny_model
 from mldebug.core.errors import UsageError
+from mldebug.tiny._sizes import parse_bytes
 from mldebug.tiny.model import _checks
-from mldebug.tiny.model._report import parse_bytes
 
 TEXT = (
     "the quick brown fox jumps over the lazy dog while tiny models read long sentences about nothing in particular and "
@@ -345,12 +345,12 @@ class TestBudget:
         [("1MB", 10**6), ("500 kB", 500_000), ("1.5MiB", 3 * 2**19), ("123", 123), (7, 7), (None, None)],
     )
     def test_sizes(self, text: Any, count: int | None) -> None:
-        assert parse_bytes(text) == count
+        assert parse_bytes("the budget", text) == count
 
     @pytest.mark.parametrize("text", ["", "much", "0", "-1MB", "1XB", 0])
     def test_no_sizes(self, text: Any) -> None:
         with pytest.raises(UsageError, match="is no size"):
-            parse_bytes(text)
+            parse_bytes("the budget", text)
 
 
 class TestRefusals:

@@ -345,15 +345,24 @@ def test_a_panic_of_the_library_is_a_check_that_failed(tmp_path: Path) -> None:
 
 def test_what_is_there_is_never_overwritten(tmp_path: Path) -> None:
     source = kit.byte_bpe(tmp_path / "source")
-    with pytest.raises(UsageError, match="is there already"):
-        tiny_tokenizer(source, 400, source)
+    for force in (False, True):
+        with pytest.raises(UsageError, match="is where the source is"):
+            tiny_tokenizer(source, 400, source, force=force)
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="is a file"):
         tiny_tokenizer(source, 400, tmp_path / "file")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "x").write_text("x")
+    for force, words in ((False, "not empty"), (True, "holds no tiny tokenizer")):
+        with pytest.raises(UsageError, match=words):
+            tiny_tokenizer(source, 400, tmp_path / "mine", force=force)
     with pytest.raises(UsageError, match="no folder to write"):
         tiny_tokenizer(source, 400)
     (tmp_path / "fresh").mkdir()
     assert tiny_tokenizer(source, 400, tmp_path / "fresh").ok
+    assert tiny_tokenizer(source, 420, tmp_path / "fresh", force=True).ok
+    assert len(json.loads((tmp_path / "fresh" / "id_map.json").read_text())) == 420
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "fresh", "mine", "source"]
 
 
 def _spoilt(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:

@@ -77,10 +77,7 @@ class Facts:
     @property
     def vocab(self) -> int:
         """How many ids the input embedding knows."""
-        try:
-            rows = getattr(self.model.get_input_embeddings(), "num_embeddings", 0)
-        except (NotImplementedError, AttributeError, TypeError):
-            rows = 0
+        rows = embedding_rows(self.model)
         tops = [self.config_dict, *(self.config_dict.get(name) for name in TEXT[:3])]
         said = next(
             (top["vocab_size"] for top in tops if isinstance(top, dict) and isinstance(top.get("vocab_size"), int)), 0
@@ -232,3 +229,11 @@ def walk(config: dict[str, Any], path: str = "") -> Iterator[tuple[str, str, Any
             yield from walk(value, here)
         else:
             yield here, str(key), value
+
+
+def embedding_rows(model: Any) -> int:
+    """How many ids a model's input embedding has rows for; 0 where it has no such thing."""
+    try:
+        return int(model.get_input_embeddings().num_embeddings)
+    except (AttributeError, NotImplementedError, TypeError):
+        return 0
