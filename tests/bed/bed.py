@@ -161,6 +161,9 @@ class Bed:
     def can_freeze(self) -> bool:
         return bool(self._groups)
 
+    def group(self, host: str) -> Path:
+        return self._groups[host]
+
     # How it is made
 
     def _keys(self) -> None:
@@ -215,9 +218,8 @@ class Bed:
             "--kill-child",
         ]
         with (self.folder / f"{host}.log").open("wb") as log:
-            outer = subprocess.Popen(
-                ["/bin/sh", "-c", f'{joins}exec "$@"', "sh", *spaces, *init], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )  # fmt: skip
+            shell = ["/bin/sh", "-c", f'{joins}exec "$@"', "sh"]
+            outer = subprocess.Popen([*shell, *spaces, *init], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._ours.append(outer)
         for _ in range(500):
             children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
