@@ -185,6 +185,12 @@ def _kind(frames: list[Frame], users: list[Frame], thread: Thread, evidence: Evi
             return "shutdown", name, frame
     if not users and any(name in ("_shutdown", "_python_exit") for name in names):
         return "shutdown", "_shutdown", frames[-1]
+    if library and not thread["active"]:  # in C++ below: DistributedDataParallel sends its buckets, say
+        name, frame = library[-1]
+        if "/torch/nn/parallel/distributed.py" in frame["file"]:
+            return "collective", "broadcast", frame
+        if "/torch/distributed/" in frame["file"] and "/elastic/" not in frame["file"]:
+            return "collective", name, frame
     return _plain_wait(library, users, thread, evidence)
 
 
