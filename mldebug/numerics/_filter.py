@@ -19,10 +19,14 @@ class Filter:
 
     def __init__(self, include: Any, exclude: Any) -> None:
         self.include, self.exclude = _patterns("include", include), _patterns("exclude", exclude)
+        self.told = False  # the warning was given
+        self.begin()
+
+    def begin(self) -> None:
+        """The recorder is attached, for the first time or again: every module is met anew."""
         self.modules = self.measured = 0  # met, and not muted
         self._names: dict[str, None] = {}
         self._unmatched = [("include", p) for p in self.include] + [("exclude", p) for p in self.exclude]
-        self.told = False
 
     def mutes(self, name: str, module: nn.Module) -> bool:
         """Whether a module of this name, met for the first time, is left out."""

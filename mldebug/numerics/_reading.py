@@ -33,7 +33,8 @@ def doubt(watched: Filter, gradients: Sequence[GradientNorms]) -> tuple[str, str
     if text := watched.nothing_left:
         return f"nothing was watched: {text}", watched.hint()
     if text := watched.unmatched("include"):
-        return f"no nan, no inf in the {watched.measured} modules that were watched, but {text}", watched.hint()
+        share = f"{watched.measured} of {watched.modules} modules"
+        return f"no nan, no inf in what was watched, {share}, but {text}", watched.hint()
     bad = [norms for norms in gradients if not norms.scaled]
     if bad:
         steps = _some([str(norms.step) for norms in bad])

@@ -341,6 +341,7 @@ class DebugUnderflowOverflow(Scope):
         self.attached = True
         try:
             self._respond.begin()
+            self.filter.begin()
             _hub.attach(self)
             model = self._model() if self._model is not None else None
             if model is not None:
