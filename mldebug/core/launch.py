@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import selectors
 import shlex
 import shutil
@@ -74,6 +75,7 @@ def call_all(
 
         call_all([Call("n1", ("ssh", "n1", "uptime"), time.monotonic() + 9)], read=print, done=print)
     """
+    fanout = max(1, min(fanout, _room()))
     waiting = iter(calls)
     running: dict[int, _Running] = {}
     more = True
@@ -182,6 +184,12 @@ def ask(command: Sequence[str], deadline: float, limit: int = 64 * 1024 * 1024) 
 
     call_all([Call("", tuple(command), deadline)], read=read, done=endings.append)
     return endings[0], b"".join(parts)
+
+
+def _room() -> int:
+    """How many commands the open files of this process allow at a time: two pipes each, and some to spare."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4096 if soft == resource.RLIM_INFINITY else min(4096, (soft - 64) // 4)
 
 
 def _start(call: Call) -> _Running:

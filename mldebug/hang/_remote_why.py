@@ -73,7 +73,8 @@ def why(ending: Ending, host: str, way: str, python: str, noise: bytes) -> Troub
     if ending.how == "timeout" and ending.seconds == 0:
         return Trouble("timeout", "it was not asked: no time was left; a longer --timeout or a larger --fanout helps")
     if ending.how == "timeout":
-        return Trouble("timeout", f"no answer within {ending.seconds:.0f} s: it is frozen, unreachable or overloaded")
+        reason = f"no answer within {ending.seconds:.0f} s: it is frozen, unreachable or overloaded"
+        return Trouble("timeout", f"{reason}; `scontrol show node {host}`" if way == "srun" else reason)
     for pattern, text in _FAR:
         if re.search(pattern, complaint):
             return Trouble("failed", text.format(**facts), True)

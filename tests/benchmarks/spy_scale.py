@@ -140,9 +140,10 @@ def part_parse(folder: str) -> dict[str, float]:
     judged = time.process_time()
     lines = _judged(merged)
     return {
-        "sent MB": size / 1e6, "parse, CPU seconds": parsed - began, "parse and tree, CPU seconds": seconds, "peak MB": memory,
-        "verdict, CPU seconds": time.process_time() - judged, "peak MB after the report": _memory(),
-        "lines of text": lines, "ok": seconds <= 2 and memory <= 200 and lines < 60,
+        "sent MB": size / 1e6, "parse, CPU seconds": parsed - began, "parse and tree, CPU seconds": seconds,
+        "peak MB": memory, "verdict, CPU seconds": time.process_time() - judged,
+        "peak MB after the report": _memory(), "lines of text": lines,
+        "ok": seconds <= 2 and memory <= 200 and lines < 60,
     }  # fmt: skip
 
 
@@ -197,7 +198,7 @@ def main() -> int:
         for part in ("tree", "flat"):
             (folder / part / "ssh").chmod(0o755)
         for title, part, *words in _parts(folder):
-            path = f"{folder / ('flat' if 'one by one' in title else 'tree')}:{os.environ['PATH']}"
+            path = f"{folder / ('flat' if 'without' in title else 'tree')}:{os.environ['PATH']}"
             command = [sys.executable, __file__, part, *words]
             done = subprocess.run(command, stdout=subprocess.PIPE, env={**os.environ, "PATH": path}, check=False)
             if done.returncode:
@@ -207,7 +208,7 @@ def main() -> int:
             good = bool(figures.pop("ok")) and good
             print(title)
             for what, value in figures.items():
-                print(f"  {what:<28}{value:>9.2f}")
+                print(f"  {what:<30}{value:>8.2f}")
     print("within the bars" if good else "a bar is missed")
     return 0 if good else 1
 
@@ -216,7 +217,7 @@ def _parts(folder: Path) -> Iterator[tuple[str, ...]]:
     yield f"{RANKS} ranks x {FRAMES} frames, tree alone", "merge"
     yield f"{RANKS // PER_NODE} nodes x {PER_NODE} ranks, from lines to one tree", "parse", str(folder / "few")
     yield f"{HOSTS} hosts through gateways", "transport", str(folder / "many"), "64"
-    yield f"{HOSTS} hosts one by one, 64 at a time", "transport", str(folder / "many"), str(HOSTS)
+    yield f"{HOSTS} hosts without gateways, as many at a time as may be", "transport", str(folder / "many"), str(HOSTS)
 
 
 if __name__ == "__main__":

@@ -203,6 +203,20 @@ def test_no_more_than_the_fanout_at_a_time(tmp_path: Path) -> None:
     assert max(int(text) for text in output.values()) <= 3
 
 
+def test_no_more_than_the_open_files_allow() -> None:
+    program = (
+        "import resource, time\nresource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))\n"
+        "from mldebug.core import launch\nended = []\n"
+        "calls = [launch.Call(str(n), ('/bin/sleep', '0.05'), time.monotonic() + 60) for n in range(60)]\n"
+        "launch.call_all(calls, read=print, done=lambda one: ended.append(one.code), fanout=60)\n"
+        "print(sum(ended), len(ended))\n"
+    )
+    root = str(Path(launch.__file__).parent.parent.parent)
+    env = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=False)
+    assert done.stdout == "0 60\n", done.stderr
+
+
 def test_calls_are_made_only_when_there_is_room() -> None:
     made: list[float] = []
 

@@ -121,6 +121,31 @@ def test_three_hosts(job: Job, way: str) -> None:
     assert [job.left(host) for host in job.bed.hosts] == [[], [], []]
 
 
+def test_one_step_for_all_nodes_of_a_large_job(job: Job) -> None:
+    """Asked by one srun first; a node that it loses is asked again by itself."""
+    if job.slurm is None or not job.bed.can_freeze():
+        pytest.skip(f"no SLURM: {slurms.missing()}" if job.slurm is None else "no freezer among the cgroups")
+    program = (
+        "import json, sys\nfrom mldebug.hang import _remote_ways as ways, collect_remote, judge\n"
+        "ways._FEW = 1\nevidence = collect_remote(slurm=sys.argv[1], timeout=float(sys.argv[2]))\n"
+        "print(json.dumps([evidence['hosts'], judge(evidence).culprits]))\n"
+    )
+    env = {**ENV, **job.slurm.env}
+    done = job.bed.run("h1", sys.executable, "-c", program, job.number, "20", env=env)
+    hosts, culprits = json.loads(done.stdout)
+    assert ({host["status"] for host in hosts}, culprits) == ({"ok"}, [2]), done.stderr
+    job.bed.freeze("h3")
+    try:
+        began = time.monotonic()
+        done = job.bed.run("h1", sys.executable, "-c", program, job.number, "12", env=env)
+        assert time.monotonic() - began < 12
+    finally:
+        job.bed.thaw("h3")
+    hosts, culprits = json.loads(done.stdout)
+    assert [host["status"] for host in hosts] == ["ok", "ok", "timeout"] and culprits == [2]
+    assert job.bed.processes("h1", "--jobid") == [] and job.left("h3") == []
+
+
 @WAYS
 def test_a_stopped_rank(job: Job, way: str) -> None:
     document, _ = job.spy("hosts")
