@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,11 +22,14 @@ from mldebug.core.stacks import Stacks
 from mldebug.hang import Evidence, collect
 from mldebug.hang import _collect as collect_module
 from mldebug.hang._agent_files import read_record
+from mldebug.hang._find import processes
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., int]
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
 PTH = Path(mldebug.hang.__file__).with_name("mldebug_agent.pth")
 
 
@@ -158,6 +164,58 @@ def test_without_an_agent_the_refusal_stays(monkeypatch: pytest.MonkeyPatch, sta
     (rank,) = look(pid)["ranks"]
     assert (rank["status"], rank["why"]) == ("no-permission", "run as root")
     assert stacks.process_state(pid) == "S"  # no signal was sent to it: it would have ended
+
+
+def as_in_a_container(*command: str, folder: Path, closed: str = "") -> subprocess.Popen[str]:
+    """Run `command` without any right to look at other processes; of `closed` processes the memory cannot be opened."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    env.pop("MLDEBUG_AGENT", None)
+    words = [sys.executable, str(PROGRAMS / "confined.py"), *command]
+    env["CONFINED_PIDS"] = closed
+    return subprocess.Popen(
+        words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a test that closes files of /proc has to be root")
+@pytest.mark.parametrize("agent", ["agent", "plain"])
+def test_a_hung_job_that_may_not_be_traced(agent: str) -> None:
+    pytest.importorskip("torch")
+    folder = Path(tempfile.mkdtemp())  # not in pytest's own folder, which other users cannot enter
+    folder.chmod(0o777)
+    program = shutil.copy(PROGRAMS / "guarded_save.py", folder)
+    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", "3"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *where, program, agent]
+    job = as_in_a_container(*torchrun, folder=folder)
+    document = {}
+    try:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and job.poll() is None:
+            time.sleep(3)
+            ranks = ",".join(str(one.pid) for one in processes().values() if program in one.command)
+            spy = as_in_a_container(
+                *[sys.executable, "-m", "mldebug", "spy", "--json", "--interval", "1"], folder=folder, closed=ranks
+            )
+            stdout, stderr = spy.communicate(timeout=60)
+            document = json.loads(stdout) if stdout else {"verdict": {"text": stderr}, "ranks": []}
+            whys = [rank["why"] for rank in document["ranks"]]
+            if ranks.count(",") >= 3 and len(whys) == 3 and (agent == "plain" or document["verdict"]["hung"]):
+                break
+    finally:
+        os.killpg(job.pid, signal.SIGTERM)
+        job.communicate(timeout=60)
+        shutil.rmtree(folder)
+        shutil.rmtree(Path("/dev/shm", "mldebug-65534"), ignore_errors=True)
+    verdict = document["verdict"]
+    if agent == "agent":
+        assert (verdict["kind"], verdict["culprits"]) == ("rank-guarded-collective", [0]), verdict
+        assert [rank["status"] for rank in document["ranks"]] == ["ok"] * 3
+    else:
+        assert not verdict["hung"]
+        assert [rank["status"] for rank in document["ranks"]] == ["no-permission"] * 3
+        for why in whys:
+            assert "docker run --cap-add SYS_PTRACE" in why and "mldebug.hang.enable()" in why
 
 
 def test_the_record_of_gloo(start: Start, tmp_path: Path) -> None:

@@ -162,8 +162,7 @@ def test_leaving_the_scope_ends_it_and_entering_again_works(run_python: Run, tmp
 import os, subprocess
 from mldebug import hang_watchdog
 def count():
-    return sum("_watchdog_look" in open(f"/proc/{one}/cmdline").read()
-               for one in open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split())
+    return len(open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split())
 scope = hang_watchdog(timeout=60)
 @scope
 def train(): return count()
