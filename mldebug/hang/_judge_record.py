@@ -46,7 +46,7 @@ def settle(case: Case, verdict: Verdict) -> Verdict:
         return verdict
     found = parting(case)
     if found is None:
-        return verdict
+        return _stalled(case) or verdict if verdict.kind in _ORDERS else verdict
     since = "" if found.whole else " (the record does not reach back to the start)"
     text = (
         f"in the record, call {found.seq} of group {found.group or 'default'} is {found.theirs} on "
@@ -70,6 +70,30 @@ def settle(case: Case, verdict: Verdict) -> Verdict:
         return replace(verdict, text=f"{verdict.text} {sentence(text)}", rests_on=rests)
     sure = "high" if second.sure == "high" and found.whole else "medium"
     return replace(second, text=f"{sentence(text)} {second.text}".strip(), sure=sure, rests_on=rests)
+
+
+def _stalled(case: Case) -> Verdict | None:
+    """Nobody is late: a call that every rank issued, and that does not end. Who is further ran ahead, as a root may."""
+    records = {view.number: view.rank["record"] for view in case.views if "record" in view.rank}
+    if len(records) < max(2, case.world) or not all(record["whole"] for record in records.values()):
+        return None
+    calls = {number: [call for call in record["calls"] if not call.get("p2p")] for number, record in records.items()}
+    groups = {call["group"] for row in calls.values() for call in row if not call["done"]}
+    if len(groups) != 1:
+        return None
+    group = groups.pop()
+    late = {number: [c["seq"] for c in row if c["group"] == group and not c["done"]] for number, row in calls.items()}
+    first = min(seq for row in late.values() for seq in row)
+    issued = [number for number, row in calls.items() if any((c["group"], c["seq"]) == (group, first) for c in row)]
+    stuck = tuple(sorted(number for number, row in late.items() if first in row))
+    if len(issued) != len(records):
+        return None
+    call = next(c for c in calls[stuck[0]] if (c["group"], c["seq"]) == (group, first))
+    text = (
+        f"{_say(_what(call))}, call {first} of group {group or 'default'}, was issued by all {len(issued)} ranks and "
+        f"does not end on {name_ranks(stuck)}: no rank is late, so the network."
+    )
+    return Verdict(True, "network", (), text, "medium", ("record of collectives", "two samples"))
 
 
 def parting(case: Case) -> Parting | None:
