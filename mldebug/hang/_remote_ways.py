@@ -21,6 +21,7 @@ from mldebug.hang._remote_wire import WIRE
 
 _TREE = 12.0  # seconds below which gateways would have too little time
 _RETURN = 0.7  # seconds for the way of an answer
+_TURN = 3.0  # seconds that a node may well need
 _FEW = 16  # nodes of a SLURM job that get a step each, so that none waits for another
 _RECORDED = 400_000  # calls of the record of collectives that are sent in all
 
@@ -225,7 +226,9 @@ def _run(
             if name not in sink.troubles or (name == host and ending.seconds > 0):  # what is known already says more
                 sink.fail(name, trouble)
 
-    launch.call_all(calls, read=read, done=done, fanout=asked.fanout)
+    # In little time all have to be asked at once, as one that hangs keeps its place until the end.
+    turns = max(1, int((asked.deadline - time.monotonic()) / _TURN))
+    launch.call_all(calls, read=read, done=done, fanout=max(asked.fanout, -(-len(sink.names) // turns)))
 
 
 def _groups(names: Sequence[str], fanout: int) -> list[Sequence[str]]:

@@ -121,6 +121,34 @@ def test_three_hosts(job: Job, way: str) -> None:
     assert [job.left(host) for host in job.bed.hosts] == [[], [], []]
 
 
+def test_gateways(job: Job) -> None:
+    document, _ = job.spy("hosts", "--fanout", "2")
+    assert statuses(document) == {"h1": "ok", "h2": "ok", "h3": "ok"}
+    assert document["verdict"]["culprits"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("option", "status", "words"),
+    [
+        ("UserKnownHostsFile=/dev/null", "failed", "its host key is not known here"),
+        ("IdentityFile=/dev/null", "failed", "no permission to log in"),
+        ("Port=2222", "unreachable", "no sshd listens there"),
+        ("HostName=no-such-host", "unreachable", "no host of that name"),
+        ("NoSuchOption=1", "failed", "ssh does not start"),
+    ],
+)
+def test_what_ssh_says_is_understood(job: Job, option: str, status: str, words: str) -> None:
+    if option.startswith("IdentityFile"):  # what the file gives is added to what the option does
+        config = job.bed.folder / "no_key"
+        config.write_text(Path(job.bed.ssh_config).read_text().replace("login.key", "h1.key"))
+        document, _ = job.spy("hosts", "--ssh-config", str(config))
+    else:
+        document, _ = job.spy("hosts", "--ssh-option", option)
+    assert statuses(document) == dict.fromkeys(("h1", "h2", "h3"), status)
+    assert all(words in host["why"] for host in document["hosts"]), document["hosts"]
+    assert not document["verdict"]["hung"]
+
+
 def test_one_step_for_all_nodes_of_a_large_job(job: Job) -> None:
     """Asked by one srun first; a node that it loses is asked again by itself."""
     if job.slurm is None or not job.bed.can_freeze():
