@@ -205,6 +205,7 @@ class _Agent:
             if asked != page[ANSWERED]:
                 with contextlib.suppress(Exception):
                     if _records():
+                        _write(f"{self._stem}.groups", json.dumps(_groups()).encode())
                         _write(f"{self._stem}.record", _dump())
                 page[ANSWERED] = asked
 
@@ -233,6 +234,12 @@ def _dump() -> bytes:
         if "nccl" in str(sys.modules["torch.distributed"].get_backend()) and hasattr(c10d, "_dump_nccl_trace"):
             return bytes(c10d._dump_nccl_trace())
         return bytes(c10d._dump_fr_trace())
+
+
+def _groups() -> dict[str, list[int]]:
+    """The ranks of each group, by the name that the record has for it: gloo's record leaves them out."""
+    world = sys.modules["torch.distributed.distributed_c10d"]._world
+    return {str(world.pg_names[group]): sorted(ranks) for group, ranks in list(world.pg_group_ranks.items())}
 
 
 class _Inductor:

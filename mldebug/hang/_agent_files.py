@@ -10,6 +10,7 @@ import os
 import pickle
 import re
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mldebug.core.stacks import Stacks, process_state
@@ -84,7 +85,7 @@ class Reader:
             time.sleep(0.02)
         try:
             with open(f"{self._stem}.record", "rb") as stream:
-                return read_record(stream.read())
+                return read_record(stream.read(), self._groups())
         except (OSError, pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError):
             return None
 
@@ -106,6 +107,14 @@ class Reader:
                 return Stacks("ok", "by signal: " + refused.why, _parse(text, self._names()))
         return refused
 
+    def _groups(self) -> dict[str, list[int]]:
+        with (
+            contextlib.suppress(OSError, ValueError, TypeError, AttributeError),
+            open(f"{self._stem}.groups", "rb") as stream,
+        ):
+            return {str(name): [int(rank) for rank in ranks] for name, ranks in json.load(stream).items()}
+        return {}
+
     def _names(self) -> dict[int, tuple[str, int]]:
         with contextlib.suppress(OSError, ValueError, TypeError), open(f"{self._stem}.threads", "rb") as stream:
             table = json.load(stream)
@@ -113,15 +122,18 @@ class Reader:
         return {}
 
 
-def read_record(data: bytes) -> Record:
-    """A dump of torch's flight recorder as evidence. Only plain values are unpickled: a dump comes from the job."""
+def read_record(data: bytes, members: Mapping[str, list[int]] | None = None) -> Record:
+    """A dump of torch's flight recorder as evidence. Only plain values are unpickled: a dump comes from the job.
+
+    `members` are the ranks of groups, by name.
+    """
     raw = _Plain(io.BytesIO(data)).load()
     entries = [entry for entry in raw["entries"] if isinstance(entry, dict)]
-    groups: dict[str, GroupInfo] = {}
+    groups: dict[str, GroupInfo] = {name: {"desc": "", "ranks": ranks} for name, ranks in (members or {}).items()}
     calls: list[Call] = []
     for entry in entries:
         name, desc = (*map(str, entry["process_group"]), "")[:2]
-        groups.setdefault(name, {"desc": desc, "ranks": _ranks(raw, name)})
+        groups.setdefault(name, {"desc": desc, "ranks": _ranks(raw, name)})["desc"] = desc
         p2p = bool(entry.get("is_p2p"))
         call: Call = {
             "group": name,

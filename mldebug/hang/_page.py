@@ -1,7 +1,8 @@
 """The page of memory that a job's agent shares with whoever looks at the job: a file of /dev/shm.
 
 A folder of its own (mode 0700) holds for each process PID.page, and where they are asked for PID.record (the flight
-record, as torch pickles it), PID.stacks (what faulthandler wrote) and PID.threads (names of threads).
+record, as torch pickles it), PID.groups (the ranks of its groups), PID.stacks (what faulthandler wrote) and PID.threads
+(names of threads).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MAGIC, START, BEAT, MARKS, STEP, ASKED, ANSWERED, SIGNAL = range(8)
 SIGN = 0x6D6C646267310001
 ENVIRONMENT = "MLDEBUG_AGENT"
 WATCHED = "mldebug-watch-"  # and PID-START of the watch: the folder of a watched job
-KINDS = ("page", "record", "record.new", "stacks", "threads", "threads.new")
+KINDS = ("page", "record", "record.new", "groups", "groups.new", "stacks", "threads", "threads.new")
 
 
 def folder_for(value: str | None, uid: int) -> str:

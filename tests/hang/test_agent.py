@@ -244,7 +244,7 @@ dist.broadcast(torch.ones(1), 0, group=group)
     assert record["calls"][0]["sizes"] == [[2, 3]]
     assert record["calls"][0]["frames"][-1]["name"] == "<module>"
     assert record["whole"]
-    assert record["groups"]["1"]["desc"] == "mine"
+    assert record["groups"]["1"] == {"desc": "mine", "ranks": [0]}
 
 
 def test_a_record_is_plain_values_and_nothing_else() -> None:
