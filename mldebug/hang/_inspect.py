@@ -12,8 +12,8 @@ from mldebug import hang
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.hang._evidence import Evidence, is_evidence, merge_evidence
 from mldebug.hang._html import page
-from mldebug.hang._judge import judge
-from mldebug.hang._judge_case import name_ranks
+from mldebug.hang._judge import judge, judge_case
+from mldebug.hang._judge_case import Case, name_ranks
 from mldebug.hang._judge_views import view
 from mldebug.hang._report import SpyReport
 from mldebug.hang._source import annotate
@@ -45,7 +45,10 @@ def spy(evidence: Evidence | None = None, *, earlier: Evidence | None = None, **
     since = ""
     if earlier is not None:
         evidence, since = _with_earlier(evidence, earlier)
-    return SpyReport(judge(evidence), evidence, since)
+    case = Case.of(evidence)
+    report = SpyReport(judge_case(case), evidence, since)
+    vars(report)["_case"] = case  # read once: ten thousand ranks take a second
+    return report
 
 
 def load_evidence(paths: Sequence[str | os.PathLike[str]]) -> Evidence:

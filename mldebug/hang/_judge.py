@@ -53,7 +53,11 @@ def judge(evidence: Evidence) -> Verdict:
         verdict = judge(collect())
         verdict.hung, verdict.kind, verdict.culprits
     """
-    case = Case.of(evidence)
+    return judge_case(Case.of(evidence))
+
+
+def judge_case(case: Case) -> Verdict:
+    """The same, where the evidence is read already."""
     for rule in _RULES:
         verdict = rule(case)
         if verdict is not None:

@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from mldebug.hang._frames import source_of
+from mldebug.hang._frames import main_thread, source_of
 from mldebug.hang._judge_case import Case, cap, crowd, doing, name_ranks, place, rest, sentence, verb
 from mldebug.hang._judge_children import children_work, may_go_on, name_child
 from mldebug.hang._judge_parted import among_the_left, left_a_loop
 from mldebug.hang._judge_text import is_loop
-from mldebug.hang._judge_views import guards_of
+from mldebug.hang._judge_views import View, guards_of
 from mldebug.hang._verdict import Verdict
 
 if TYPE_CHECKING:
@@ -132,11 +132,12 @@ def gil_held(case: Case) -> Verdict | None:
         name, top, thread = owners[0]
         same = all(owner is not None and owner[:2] == (name, top) for owner in owners)
         beats = view.rank.get("progress", {}).get("heartbeat", [])
-        beating = len(beats) > 1 and beats[0] != beats[-1]
+        known = len(beats) > 1
+        beating = known and beats[0] != beats[-1]
         asleep = not any(owner[2]["active"] for owner in owners if owner)  # whoever waits lets go of it, as a rule
         alone = name != "MainThread" or "/re/" in top[0] or view.seconds > _LONG
         held = bool(thread["frames"]) and (asleep or (alone and view.runs))
-        if same and held and not beating and not view.moved:
+        if same and held and not beating and not view.moved and (known or asleep or _wants_gil(view)):
             frames = thread["frames"]
             site = next((frame for frame in frames if source_of(case.evidence, frame)), frames[0] if frames else None)
             at = f" at {_site(site)}" if site else ""
@@ -148,6 +149,14 @@ def gil_held(case: Case) -> Verdict | None:
             )
             return Verdict(True, "gil-held", (view.number,), cap(text), "high", ("process state", "two samples"))
     return None
+
+
+def _wants_gil(view: View) -> bool:
+    """Whether the main thread would run if it could, and does not wait for something that another thread does."""
+    threads = [thread for sample in view.rank["samples"][-1:] if (thread := main_thread(sample["threads"]))]
+    frames = [frame for thread in threads for frame in thread["frames"] if frame["file"].endswith("threading.py")]
+    starts = any(frame["name"].endswith("start") for frame in frames)  # it waits for a new thread to run
+    return starts or view.wait.kind not in ("join", "queue", "lock", "event", "dataloader", "subprocess", "pipe")
 
 
 def moving(case: Case) -> Verdict | None:

@@ -87,6 +87,12 @@ def is_poll(guard: str, text: str, steps: str) -> bool:
     return bool(_POLLS.search(guard) or "sleep(" in text or "sleep" in steps or _POLLS.search(text))
 
 
+def counts_to(guard: str, names: set[str]) -> bool:
+    """Whether a `while` compares one of the numbers with a bound, and asks for nothing else."""
+    found = re.fullmatch(r"while (\w+) *(?:<|<=|>|>=|!=) *[\w.]+", guard)
+    return found is not None and found.group(1) in names
+
+
 def is_endless(guards: list[str], ways_out: list[list[str]]) -> bool:
     """Whether the innermost loop of a line is a `while True` without a way out."""
     loops = [guard for guard in guards if is_loop(guard)]

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 from mldebug.hang._frames import COMMUNICATION, Wait, main_thread, own_frames, read, source_of
 from mldebug.hang._frames_gpu import on_gpu
-from mldebug.hang._judge_text import is_endless, is_loop, is_poll
+from mldebug.hang._judge_text import counts_to, is_endless, is_loop, is_poll
 from mldebug.hang._source import is_library
 
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Child, Evidence, Frame, Rank, Sample, Source, Thread
+
+
+_Memo = dict[tuple[int, bool, str], Wait]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class View:
 
 def views(evidence: Evidence) -> list[View]:
     """The ranks whose stacks are known or whose state says enough, by number."""
-    found = [view(rank, number, evidence) for number, rank in numbered(evidence)]
+    memo: _Memo = {}
+    found = [view(rank, number, evidence, memo) for number, rank in numbered(evidence)]
     return sorted(found, key=lambda item: item.number)
 
 
@@ -62,18 +66,20 @@ def numbered(evidence: Evidence) -> Iterable[tuple[int, Rank]]:
             yield number, rank
 
 
-def view(rank: Rank, number: int, evidence: Evidence) -> View:
+def view(rank: Rank, number: int, evidence: Evidence, memo: _Memo | None = None) -> View:
+    memo = {} if memo is None else memo
     samples = [sample for sample in rank["samples"] if sample["threads"]]
-    waits = on_gpu(tuple(_main_wait(sample, evidence) for sample in samples), rank, evidence)
+    waits = on_gpu(tuple(_main_wait(sample, evidence, memo) for sample in samples), rank, evidence)
     threads = tuple(
-        (thread["name"], read(thread, evidence))
+        (thread["name"], _read(thread, evidence, memo))
         for thread in (samples[-1]["threads"] if samples else ())
         if thread["name"] != "MainThread"
     )
     looked = rank["samples"]
     ticks = looked[-1]["ticks"] - looked[0]["ticks"] if looked else 0
     seconds = looked[-1]["time"] - looked[0]["time"] if looked else 0.0
-    polls = bool(waits) and all(_polls(sample, evidence) for sample in samples)
+    polls = bool(waits) and all(_polls(*seen, evidence) for seen in zip(samples, waits, strict=True))
+    polls = polls and not _counts(waits, evidence)
     moved = not polls and any(_place(wait) != _place(waits[0]) for wait in waits[1:])
     moved = moved or _worked_unseen(waits, samples, ticks, seconds)
     steps = rank.get("progress", {}).get("step", [])
@@ -91,7 +97,8 @@ def child_wait(child: Child, evidence: Evidence) -> tuple[Wait, Thread] | None:
 
 
 def child_moved(child: Child, evidence: Evidence) -> bool:
-    waits = [_main_wait(sample, evidence) for sample in child["samples"] if sample["threads"]]
+    memo: _Memo = {}
+    waits = [_main_wait(sample, evidence, memo) for sample in child["samples"] if sample["threads"]]
     looked = child["samples"]
     ticks = looked[-1]["ticks"] - looked[0]["ticks"] if looked else 0
     return ticks > 3 or any(_place(wait) != _place(waits[0]) for wait in waits[1:])
@@ -110,11 +117,19 @@ def guards_of(evidence: Evidence, path: tuple[tuple[str, str, int], ...]) -> lis
     return found
 
 
-def _main_wait(sample: Sample, evidence: Evidence) -> Wait:
+def _main_wait(sample: Sample, evidence: Evidence, memo: _Memo) -> Wait:
     thread = main_thread(sample["threads"])
     if thread is None:
         return Wait("shutdown") if sample["threads"] else Wait("idle")
-    return read(thread, evidence)
+    return _read(thread, evidence, memo)
+
+
+def _read(thread: Thread, evidence: Evidence, memo: _Memo) -> Wait:
+    """What a thread waits for, read once for frames that evidence of another node has once for many ranks."""
+    key = id(thread["frames"]), thread["active"], thread["name"]
+    if key not in memo:
+        memo[key] = read(thread, evidence)
+    return memo[key]
 
 
 def _place(wait: Wait) -> tuple[object, ...]:
@@ -128,13 +143,23 @@ def _worked_unseen(waits: tuple[Wait, ...], samples: list[Sample], ticks: int, s
     return len(waits) > 1 and idle and quiet and ticks > max(5, 30 * seconds)
 
 
-def _polls(sample: Sample, evidence: Evidence) -> bool:
+def _counts(waits: tuple[Wait, ...], evidence: Evidence) -> bool:
+    """Whether the loop ends by a number that was seen to move: `while got < wanted`."""
+    tables = [{name: value for _, name, value in wait.ints} for wait in waits]
+    moving = {name for name in tables[0] if any(table.get(name) != tables[0][name] for table in tables[1:])}
+    if not moving or not waits[-1].path:
+        return False
+    loops = [guard for guard in guards_of(evidence, waits[-1].path[-1:]) if guard.startswith("while ")]
+    return bool(loops) and counts_to(loops[-1], moving)
+
+
+def _polls(sample: Sample, wait: Wait, evidence: Evidence) -> bool:
     """Whether the innermost loop of the program around the main thread waits for something from elsewhere."""
     thread = main_thread(sample["threads"])
     if thread is None:
         return False
     users: list[Frame] = [frame for frame in own_frames(thread) if not is_library(frame["file"])]
-    if not users or read(thread, evidence).kind in COMMUNICATION:
+    if not users or wait.kind in COMMUNICATION:
         return False
     for frame in users[:3]:
         source = source_of(evidence, frame)
