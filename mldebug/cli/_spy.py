@@ -128,15 +128,17 @@ class _Progress:
 
     def __init__(self, quiet: bool) -> None:
         self.shows = not quiet and sys.stderr is not None and sys.stderr.isatty()
-        self.shown = False
+        self.shown = ""
 
     def __enter__(self) -> Callable[[int, int], None] | None:
         return self._show if self.shows else None
 
     def _show(self, answered: int, asked: int) -> None:
-        self.shown = True
-        sys.stderr.write(f"\r{answered} of {asked} nodes have answered")
-        sys.stderr.flush()
+        text = f"\r{answered} of {asked} nodes have answered"
+        if text != self.shown:
+            self.shown = text
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
     def __exit__(self, *_: object) -> None:
         if self.shown:

@@ -76,7 +76,7 @@ def is_host(name: str) -> bool:
 def fold_hosts(names: Iterable[str], most: int = 4) -> str:
     """Host names for people: `node[3-9]` where ClusterShell is installed, or the first of them and how many more."""
     names = list(names)
-    if len(names) > 1:
+    if len(names) > 2:
         with contextlib.suppress(Exception):  # it is only a shorter way to say it
             from ClusterShell.NodeSet import NodeSet
 

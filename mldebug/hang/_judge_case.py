@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from mldebug.core.hosts import fold_hosts
 from mldebug.hang._judge_groups import with_groups
 from mldebug.hang._judge_views import View, views
 
@@ -60,7 +61,7 @@ class Case:
         if self.unseen:
             sentences.append(f"{cap(name_ranks(self.unseen))} run on other nodes, which nobody looked at.")
         if hosts:
-            sentences.append(f"No answer from {', '.join(hosts[:4])}{' and others' if len(hosts) > 4 else ''}.")
+            sentences.append(f"No answer from {fold_hosts(hosts)}.")
         if blind:
             sentences.append(f"No stack of {name_ranks(blind)}.")
         return sentences

@@ -70,7 +70,7 @@ def why(ending: Ending, host: str, way: str, python: str, noise: bytes) -> Troub
         for pattern, status, text in _TABLES[way]:
             if re.search(pattern, complaint):
                 return Trouble(status, text.format(**facts))
-    if ending.how == "timeout" and ending.seconds == 0:
+    if ending.how == "timeout" and ending.seconds < 1:
         return Trouble("timeout", "it was not asked: no time was left; a longer --timeout or a larger --fanout helps")
     if ending.how == "timeout":
         reason = f"no answer within {ending.seconds:.0f} s: it is frozen, unreachable or overloaded"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from mldebug.core.hosts import fold_hosts
 from mldebug.core.report import Report, jsonable, paint
 from mldebug.hang._evidence import Evidence
 from mldebug.hang._frames import own_frames, read
@@ -175,15 +177,20 @@ def _child_lines(case: Case, verdict: Verdict, width: int) -> list[str]:
 
 def _trouble_lines(evidence: Evidence, case: Case, width: int) -> list[str]:
     """Hosts and ranks that could not be read, with the remedy, and the notes."""
-    reasons: dict[str, list[str]] = {}
+    lines: list[str] = []
+    silent: dict[tuple[str, str], list[str]] = {}
     for host in evidence["hosts"]:
-        if host["status"] != "ok":
-            reasons.setdefault(f"host {host['status']}: {host.get('why', '')}".rstrip(": "), []).append(host["host"])
+        if host["status"] != "ok":  # the remedy names the host: equal ones are one, for any of them
+            name = rf"(?<![\w.-]){re.escape(host['host'])}(?![\w.-])"
+            silent.setdefault((host["status"], re.sub(name, "HOST", host.get("why", ""))), []).append(host["host"])
+    for (status, why), hosts in sorted(silent.items(), key=lambda item: -len(item[1])):
+        reason = why.replace("HOST", hosts[0]) if len(hosts) == 1 else why
+        lines += _wrapped(f"{fold_hosts(hosts)}: host {status}: {reason}".rstrip(": "), width, 4)
+    reasons: dict[str, list[str]] = {}
     for rank in evidence["ranks"]:
         if rank["status"] != "ok":
             who = str(rank["rank"]) if rank["rank"] is not None else f"pid {rank['pid']}"
             reasons.setdefault(f"{rank['status']}: {rank.get('why', '')}".rstrip(": "), []).append(who)
-    lines: list[str] = []
     for reason, them in reasons.items():
         names = ranges(map(int, them)) if all(one.isdecimal() for one in them) else ", ".join(them[:6])
         names = names if len(them) <= 6 or len(names) < 40 else f"{len(them)} of them"
@@ -202,7 +209,7 @@ def _capped(title: str, lines: list[str], most: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, indent: int) -> list[str]:
-    return textwrap.wrap(text, width - 2, subsequent_indent=" " * indent)
+    return textwrap.wrap(text, width - 2, subsequent_indent=" " * indent, break_on_hyphens=False)  # `ssh-add` is whole
 
 
 def _entry(view: View) -> dict[str, Any]:

@@ -249,6 +249,18 @@ def test_every_fault_has_its_reason_and_the_rest_is_judged(answers: Path) -> Non
     assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
 
 
+def test_a_report_on_many_silent_hosts_is_short() -> None:
+    evidence = recorded("skip_collective")
+    why = "no permission to log in: `ssh-copy-id {0}`"
+    names = [f"denied{number}" for number in range(1, 401)]
+    evidence["hosts"] += [{"host": name, "status": "failed", "why": why.format(name)} for name in names]
+    evidence["hosts"] += [{"host": "dark1", "status": "unreachable", "why": "`ping dark1`"}]
+    text = spy(evidence).text()
+    assert len(text.splitlines()) < 25
+    assert "denied[1-400]: host failed: no permission to log in: `ssh-copy-id HOST`" in " ".join(text.split())
+    assert "dark1: host unreachable: `ping dark1`" in text
+
+
 @pytest.mark.parametrize("case", ["wire", "error"])
 def test_what_another_version_or_a_node_itself_says(answers: Path, case: str) -> None:
     said = {
