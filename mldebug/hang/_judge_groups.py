@@ -19,8 +19,8 @@ def with_groups(found: list[View], world: int) -> list[View]:
     users: dict[str, int] = {}
     records = [record for view in found if (record := view.rank.get("record"))]
     for record in records:
-        for name in {call["group"] for call in record["calls"]}:
-            users[name] = users.get(name, 0) + 1
+        for used in {call["group"] for call in record["calls"]}:
+            users[used] = users.get(used, 0) + 1
     everyone = {name for name, count in users.items() if count == len(records)}
     groups = {view.number: name for view in found if (name := _group_of(view, world, everyone)) is not None}
     words: dict[str, Counter[str]] = {}

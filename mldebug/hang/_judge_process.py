@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from mldebug.core.hosts import fold_hosts
 from mldebug.hang._frames import main_thread, source_of
 from mldebug.hang._judge_case import Case, cap, crowd, doing, name_ranks, place, rest, sentence, verb
 from mldebug.hang._judge_children import children_work, may_go_on, name_child
@@ -25,7 +26,7 @@ def nobody(case: Case) -> Verdict | None:
     if case.views:
         return None
     silent = case.silent
-    where = f" on the nodes that answered; {_listed(silent)} did not answer" if silent else ""
+    where = f" on the nodes that answered; {fold_hosts(silent)} did not answer" if silent else ""
     return Verdict(False, "unknown", (), f"No rank was found{where}.", "low", ("roll-call",))
 
 
@@ -64,19 +65,18 @@ def _absent(case: Case, what: str) -> Verdict:
         what = what.replace("is ", "are ") if many else what
         text = f"{name_ranks(case.absent)} of {case.world} {what}: no process has that rank. {rest(case.waiting)}"
         return Verdict(True, "missing-rank", case.absent, cap(text), "high", ("roll-call",))
-    told = [f"{host['host']} ({host.get('why') or host['status']})" for host in silent]
+    reasons: dict[str, list[str]] = {}
+    for host in silent:
+        reasons.setdefault(host.get("why") or host["status"], []).append(host["host"])
+    told = [f"{fold_hosts(names)} ({why})" for why, names in reasons.items()]
     text = (
-        f"{name_ranks(case.absent)} of {case.world} {'are' if many else 'is'} missing, and {_listed(told)}, where "
+        f"{name_ranks(case.absent)} of {case.world} {'are' if many else 'is'} missing, and {', '.join(told[:3])}{' and others' if len(told) > 3 else ''}, where "
         f"{'they' if many else 'it'} may be, did not answer. {rest(case.waiting)}"
     )
     room = len(silent) * max(Counter(view.rank["host"] for view in case.views).values())
     return Verdict(
         True, "missing-rank", case.absent, cap(text), "medium" if len(case.absent) <= room else "low", ("roll-call",)
     )
-
-
-def _listed(names: list[str]) -> str:
-    return f"{', '.join(names[:4])}{f' and {len(names) - 4} others' if len(names) > 4 else ''}"
 
 
 def stopped(case: Case) -> Verdict | None:
