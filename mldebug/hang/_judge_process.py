@@ -69,8 +69,9 @@ def _absent(case: Case, what: str) -> Verdict:
     for host in silent:
         reasons.setdefault(host.get("why") or host["status"], []).append(host["host"])
     told = [f"{fold_hosts(names)} ({why})" for why, names in reasons.items()]
+    hosts = f"{', '.join(told[:3])}{' and others' if len(told) > 3 else ''}"
     text = (
-        f"{name_ranks(case.absent)} of {case.world} {'are' if many else 'is'} missing, and {', '.join(told[:3])}{' and others' if len(told) > 3 else ''}, where "
+        f"{name_ranks(case.absent)} of {case.world} {'are' if many else 'is'} missing, and {hosts}, where "
         f"{'they' if many else 'it'} may be, did not answer. {rest(case.waiting)}"
     )
     room = len(silent) * max(Counter(view.rank["host"] for view in case.views).values())
