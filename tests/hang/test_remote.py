@@ -318,7 +318,13 @@ def test_many_hosts_are_asked_through_gateways(answers: Path) -> None:
     evidence = collect_remote(hosts=hosts, timeout=40, fanout=2, name="no such program")
     assert status_of(evidence) == {**dict.fromkeys(hosts, "ok"), "refused1": "unreachable"}
     calls = (answers / "calls").read_text().split()
-    assert calls[:2] == ["here1", "refused1"] and sorted(calls[2:]) == ["node1", "node2", "node3", "node4", "refused1"]
+    assert sorted(calls[:2]) == ["here1", "refused1"] and sorted(calls[2:]) == [
+        "node1",
+        "node2",
+        "node3",
+        "node4",
+        "refused1",
+    ]
     assert judge(evidence).culprits == (2,)
 
 
