@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,20 @@ from mldebug.core.errors import MldebugError, UsageError
 def refuse(target: Path, force: bool, mark: str, what: str, source: object = None) -> None:
     """Before any work: what would be in the way at its end. Only a folder with the file `mark` in it, which tells that
     it is a `what`, is ever replaced, and never the one that the source is in."""
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source).expanduser().resolve()
-        if path.exists() and target.exists() and target.resolve() in (path, *path.parents):
+    try:
+        _refuse(target, force, mark, what, path_of(source) if isinstance(source, (str, os.PathLike)) else None)
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        raise UsageError(f"cannot write {target}: {reason}", "choose another folder") from exc
+
+
+def _refuse(target: Path, force: bool, mark: str, what: str, source: Path | None) -> None:
+    if source is not None and target.exists():
+        path = source.resolve()
+        if target.resolve() in (path, *path.parents):
             raise UsageError(f"{target} is where the source is", "choose another folder")
     if target.is_dir():
-        held = _names_in(target)
+        held = os.listdir(target)
         if held and not force:
             raise UsageError(
                 f"{target} exists and is not empty", f"choose another folder, or --force to replace an earlier {what}"
@@ -34,12 +43,26 @@ def refuse(target: Path, force: bool, mark: str, what: str, source: object = Non
         raise UsageError(f"there is no folder {parent}", f"mkdir -p {parent}")
 
 
-def _names_in(folder: Path) -> list[str]:
+def path_of(source: str | os.PathLike[str]) -> Path | None:
+    """The file or folder that `source` names, or None where there is nothing of this name. What cannot be looked at,
+    and is neither a file nor a folder, is an error."""
+    text = os.fspath(source)
+    if not text.strip():
+        raise UsageError("the source is empty", "give a file, a folder or the id of a repository")
+    path = Path(text).expanduser()
     try:
-        return os.listdir(folder)
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        if path.is_symlink():
+            raise UsageError(f"cannot read {text}: it is a link to nothing", f"ls -l {text}") from exc
+        return None
+    except ValueError:  # a null byte
+        return None
     except OSError as exc:
-        reason = (exc.strerror or str(exc)).lower()
-        raise MldebugError(f"cannot read {folder}: {reason}", "choose another folder") from exc
+        raise MldebugError(f"cannot read {text}: {(exc.strerror or str(exc)).lower()}", "check the path") from exc
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        raise UsageError(f"cannot read {text}: it is neither a file nor a folder", "give a file, or a folder of files")
+    return path
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from mldebug.tiny.dataset._report import SplitFacts
 from mldebug.tiny.dataset._rows import Limits, Reader, Row, Stop, Taken
 from mldebug.tiny.dataset._source import Opened, open_source
 from mldebug.tiny.dataset._tar import TarReader, decoded
-from mldebug.tiny.dataset._write import check_sample, make_table, samples_as_rows
+from mldebug.tiny.dataset._write import check_sample
 
 WAYS = ("first", "random", "stratified", "cover")
 
@@ -123,14 +123,6 @@ def chosen_splits(opened: Opened, splits: str | Sequence[str] | None) -> list[st
         if name not in opened.splits:
             raise UsageError(f"{opened.name} has no split {name!r}", f"its splits: {', '.join(opened.splits)}")
     return list(dict.fromkeys(splits))
-
-
-def table_of(reader: Reader, taken: list[Taken]) -> tuple[Any, Any]:
-    """The rows as an Arrow table, and its features."""
-    if isinstance(reader, TarReader):
-        reader = Reader()
-        taken, reader.features = samples_as_rows(taken)
-    return make_table(reader, taken)
 
 
 def no_rows(opened: Opened, facts: dict[str, SplitFacts]) -> MldebugError:

@@ -9,6 +9,7 @@ import json
 import lzma
 import tarfile
 import zlib
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -59,8 +60,9 @@ class FilesReader(Reader):
             except (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError, tarfile.TarError) as exc:
                 yield gap(path, f"it cannot be read to its end: {_reason(exc)}", index)
 
+    @abstractmethod
     def rows_of(self, path: Path) -> Iterator[Row]:
-        raise NotImplementedError
+        """The rows of one file, in order."""
 
 
 def gap(path: Path, why: str, index: int = 0, line: int | None = None) -> Row:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mldebug.tiny.dataset._lines import gap
 from mldebug.tiny.dataset._media import leaves
-from mldebug.tiny.dataset._rows import READ_ERRORS, Meter, Reader, Row
+from mldebug.tiny.dataset._rows import READ_ERRORS, Reader, Row
 from mldebug.tiny.dataset._tables import Batch, TableReader
 
 
@@ -30,11 +30,6 @@ class DatasetReader(TableReader):
         dataset = self.dataset if columns is None else self.dataset.select_columns(columns)
         for start in range(0, len(dataset), 64):
             yield _valid(dataset[start : start + 64])
-
-    def sample(self, n: int, rng: Any, meter: Meter) -> tuple[list[int], str]:
-        count = len(self.dataset)
-        meter.rows, meter.complete = count, True
-        return sorted(rng.sample(range(count), min(n, count))), ""
 
     def fetch(self, indices: Iterable[int]) -> Iterator[Row]:
         for index in sorted(set(indices)):

@@ -13,7 +13,7 @@ from typing import Any
 from mldebug.core.errors import UsageError
 from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
 from mldebug.tiny._files import folder_beside, put, refuse
-from mldebug.tiny.dataset._choose import Choice, chosen_splits, limits_for, no_rows, opened_source, table_of
+from mldebug.tiny.dataset._choose import Choice, chosen_splits, limits_for, no_rows, opened_source
 from mldebug.tiny.dataset._report import SplitFacts, TinyDatasetReport
 from mldebug.tiny.dataset._source import Opened
 from mldebug.tiny.dataset._tar import TarReader
@@ -21,6 +21,7 @@ from mldebug.tiny.dataset._write import (
     RECORD,
     feature_text,
     folder_size,
+    make_table,
     quiet,
     unify,
     write_card,
@@ -112,7 +113,7 @@ def tiny_dataset(
                 files[name] = (path, len(picked.taken), features)
                 picked.notes += more
             elif picked.taken:
-                tables[name] = table_of(reader, picked.taken)
+                tables[name] = make_table(reader, picked.taken)
             facts[name] = choice.facts(picked, reader.count)
         if not files and not tables:
             raise no_rows(opened, facts)

@@ -13,12 +13,12 @@ from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import Report
 from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
 from mldebug.tiny._files import folder_beside, put, refuse
+from mldebug.tiny._report import layout
 from mldebug.tiny._sizes import size_text
-from mldebug.tiny.dataset._choose import Choice, chosen_splits, limits_for, no_rows, opened_source, table_of
+from mldebug.tiny.dataset._choose import Choice, chosen_splits, limits_for, no_rows, opened_source
 from mldebug.tiny.dataset._pack_files import FEATURES, read_record, record_features, write_features, write_files
 from mldebug.tiny.dataset._pack_unique import Distinct
-from mldebug.tiny.dataset._report import layout
-from mldebug.tiny.dataset._write import RECORD, feature_text, folder_size, quiet, write_card, write_record
+from mldebug.tiny.dataset._write import RECORD, feature_text, folder_size, make_table, quiet, write_card, write_record
 
 __all__ = ["PackReport", "UnpackReport", "pack", "unpack"]
 
@@ -107,7 +107,7 @@ def unpack(
         reader, picked = opened.splits[name], choice.pick(opened, name)
         if not picked.taken:
             raise no_rows(opened, {name: choice.facts(picked, reader.count)})
-        table, features = table_of(reader, picked.taken)
+        table, features = make_table(reader, picked.taken)
         write_features(folder, features)
         values = table.to_pylist()
         width = max(2, len(str(len(values) - 1)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mldebug.core.report import Report, jsonable
+from mldebug.tiny._report import layout
 from mldebug.tiny._sizes import size_text
 
 SHOWN = 5
@@ -81,12 +81,3 @@ class TinyDatasetReport(Report):
         lines += [("note", text) for text in self.notes]
         lines.append(("time", f"{self.seconds:.1f} s{', interrupted' if self.interrupted else ''}"))
         return layout(lines, width)
-
-
-def layout(lines: list[tuple[str, str]], width: int) -> str:
-    """Names and what they say, in two columns."""
-    indent = max(len(name) for name, _text in lines) + 2
-    return "\n".join(
-        textwrap.fill(f"{name:<{indent}}{text}", width, subsequent_indent=" " * indent, break_on_hyphens=False)
-        for name, text in lines
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,15 +46,15 @@ class Taken:
     table: Any = None  # in place of values, where the source is a table
 
 
-class Reader:
-    """One split of a source. Readers with random access know their `count` and define `fetch` and `sample`."""
+class Reader(ABC):
+    """One split of a source. Readers with random access know their `count`."""
 
     features: Any = None  # datasets.Features, where they are known before a row is read
     count: int | None = None
 
+    @abstractmethod
     def rows(self) -> Iterator[Row]:
         """All rows in order, a few of them in memory at a time."""
-        raise NotImplementedError
 
     def fetch(self, indices: Iterable[int]) -> Iterator[Row]:
         """The rows with these indices, in order."""
@@ -67,7 +68,9 @@ class Reader:
 
     def sample(self, n: int, rng: Any, meter: Meter) -> tuple[list[int], str]:
         """`n` random indices and a note on how they were drawn. Only for readers that know their `count`."""
-        raise NotImplementedError
+        count = self.count or 0
+        meter.rows, meter.complete = count, True
+        return sorted(rng.sample(range(count), min(n, count))), ""
 
     def column(self, name: str, bad: list[str]) -> Iterator[tuple[Row, Any]]:
         """Each row with one of its values; a dotted name reaches into structs. What is wrong with bad rows goes into

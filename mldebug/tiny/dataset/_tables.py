@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,13 @@ class TableReader(Reader):
     def __init__(self, features: Any = None) -> None:
         self.features = features
 
+    @abstractmethod
     def parts(self) -> Iterator[Any]:
         """What can be read by itself; one that is broken does not stop the others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def batches(self, part: Any, columns: list[str] | None = None) -> Iterator[Any]:
-        raise NotImplementedError
+        """The rows of a part, some at a time, with these columns or all of them."""
 
     def name(self, part: Any) -> str:
         return Path(part).name

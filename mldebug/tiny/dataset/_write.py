@@ -12,7 +12,7 @@ from typing import Any
 from mldebug.core.errors import MldebugError
 from mldebug.tiny.dataset._media import plain_features
 from mldebug.tiny.dataset._rows import BadRow, Reader, Taken
-from mldebug.tiny.dataset._tar import decoded, tar_features, write_tar
+from mldebug.tiny.dataset._tar import TarReader, decoded, tar_features, write_tar
 
 RECORD = "mldebug_dataset.json"
 _EMPTY = {
@@ -24,15 +24,17 @@ _EMPTY = {
 }  # missing, in a member's own terms
 
 
-def make_table(reader: Reader, taken: Sequence[Taken]) -> tuple[Any, Any]:
+def make_table(reader: Reader, taken: list[Taken]) -> tuple[Any, Any]:
     """The rows as one table that holds nothing else, and its features."""
     from datasets import Features
 
-    rows = list(taken)
-    table = reader.table(rows)
+    rows, features, table = taken, reader.features, reader.table(taken)
+    if isinstance(reader, TarReader):
+        rows, features = samples_as_rows(taken)
     if table is None:
-        table = _joined(rows) if rows[0].table is not None else _from_values(rows, reader.features)
-    features = reader.features if _fits(reader.features, table) else Features.from_arrow_schema(table.schema)
+        table = _joined(rows) if rows[0].table is not None else _from_values(rows, features)
+    if not _fits(features, table):
+        features = Features.from_arrow_schema(table.schema)
     if not table.schema.equals(features.arrow_schema):
         from datasets.table import table_cast
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from mldebug.core.errors import MldebugError
-from mldebug.tiny.model._checks_config import Check, check_diff, check_ids
+from mldebug.tiny._report import Check
+from mldebug.tiny.model._checks_config import check_diff, check_ids
 from mldebug.tiny.model._checks_train import backward, loss_falls, some
 from mldebug.tiny.model._forward import float_tensors, loss_of
 from mldebug.tiny.model.inputs._facts import Facts, walk

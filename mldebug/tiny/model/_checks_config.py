@@ -5,21 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mldebug.tiny.model._ids import NESTED, ids_in
 from mldebug.tiny.model.inputs._facts import embedding_rows
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the report. `ok` is None where the check does not apply."""
-
-    name: str
-    ok: bool | None
-    why: str
 
 
 def check_ids(model: Any, folder: Path, source: Mapping[str, Any], tokenizer: Any) -> tuple[bool, str]:

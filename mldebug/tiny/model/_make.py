@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
 from mldebug.tiny._files import folder_beside, put, refuse
+from mldebug.tiny._report import Check
 from mldebug.tiny._sizes import parse_bytes
 from mldebug.tiny.model._recipe import FILE
 from mldebug.tiny.model._report import TinyModelReport, budget_check
@@ -29,7 +30,6 @@ from mldebug.tiny.model._sides import (
 if TYPE_CHECKING:
     import torch
 
-    from mldebug.tiny.model._checks_config import Check
 
 __all__ = ["TinyModelReport", "tiny_model"]
 
@@ -197,7 +197,6 @@ def _from_source(
 def _from_recipe(file: Path, folder: Path, clock: _Clock, trust_remote_code: bool) -> _Made:
     """The same again: weights from config and seed, the files of tokenizer and processor from beside the recipe."""
     from mldebug.tiny.model._build_class import class_of
-    from mldebug.tiny.model._checks_config import Check
     from mldebug.tiny.model._recipe import compare, read_recipe
 
     recipe = read_recipe(file)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mldebug.core.report import Report, jsonable, paint
-
-if TYPE_CHECKING:
-    from mldebug.tiny.model._checks_config import Check
+from mldebug.tiny._report import Check, holds, layout
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ class TinyModelReport(Report):
     @property
     def ok(self) -> bool:
         """Whether no check failed. `ok` of a check is None where it does not apply."""
-        return all(check.ok is not False for check in self.checks.values())
+        return holds(self.checks.values())
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values; `checks` maps the name of a check to ok and why. The model is left out."""
@@ -74,18 +71,7 @@ class TinyModelReport(Report):
         rows += [(f"{words[check.ok]:<4} {name}", check.why) for name, check in self.checks.items()]
         rows += [("note", note) for note in self.notes]
         rows.append(("time", ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.times.items())))
-        indent = max(len(key) for key, _value in rows) + 2
-        lines = [
-            textwrap.fill(
-                f"{key:<{indent}}{value}",
-                width,
-                subsequent_indent=" " * indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            for key, value in rows
-        ]
-        text = "\n".join(lines)
+        text = layout(rows, width)
         return paint(text) if color else text
 
 
@@ -106,8 +92,6 @@ def _size(count: int) -> str:
 
 def budget_check(model: Any, size: int, limit: int, changes: Mapping[str, tuple[Any, Any]]) -> Check:
     """Whether the weights fit; where they do not, the largest tensors with the config fields behind their sides."""
-    from mldebug.tiny.model._checks_config import Check
-
     if size <= limit:
         return Check("budget", True, f"{_size(size)} of {_size(limit)}")
     fields = _fields(model.config.to_dict(), changes)

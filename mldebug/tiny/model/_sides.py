@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mldebug.core.errors import MldebugError
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._files import path_of
+from mldebug.tiny._report import Check
 from mldebug.tiny.model._checks_config import is_id
 from mldebug.tiny.model._ids import NESTED
 from mldebug.tiny.model._processor import has_processor, write_processor
-
-if TYPE_CHECKING:
-    from mldebug.tiny.model._checks_config import Check
 
 
 def shrunk_tokenizer(
     found: Any, tokenizer: Any, vocab: int | None, folder: Path, trust_remote_code: bool
 ) -> dict[int, int] | None:
     """Shrink the tokenizer that was given, or the one at the source, into `folder`; None where there is none."""
+    if tokenizer is not None and path_of(tokenizer) is None:
+        raise UsageError(f"cannot read the tokenizer {tokenizer}: no such file or folder", "give one that is here")
     directory = Path(tokenizer) if tokenizer is not None else found.directory
     if tokenizer is None and (directory is None or not _has_tokenizer(directory)):
         return None
@@ -88,8 +89,6 @@ def load_sides(folder: Path, source: Path | None, trust_remote_code: bool) -> tu
     Where that of the source does not load either, a package is missing: then the check does not apply.
     """
     import transformers
-
-    from mldebug.tiny.model._checks_config import Check
 
     loaded: dict[str, Any] = {"tokenizer": None, "processor": None}
     checks: list[Check] = []

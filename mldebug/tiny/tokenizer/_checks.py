@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from mldebug.tiny._report import Check
 from mldebug.tiny.tokenizer._load import Loaded, quiet
-from mldebug.tiny.tokenizer._report import TokenizerCheck
 
 T = TypeVar("T")
 REFUSED = "raises "
@@ -53,14 +53,14 @@ def check_tokenizer(
     sample: Sequence[str] = SAMPLE,
     mapped: Callable[[int], int] | None = None,
     unknown: str | None = None,
-) -> tuple[TokenizerCheck, ...]:
+) -> tuple[Check, ...]:
     """Every check of `tiny`, which is in `folder`, against its source.
 
     `mapped` gives the new id of an old one where a vocabulary has whole words only, so that those which went are
     unknown: then every other word must be what it was. `unknown` is the token for those.
     """
 
-    def round_trip() -> TokenizerCheck:
+    def round_trip() -> Check:
         return _round_trip(source, tiny, sample) if mapped is None else _same_words(source, tiny, sample, mapped)
 
     return (
@@ -72,14 +72,14 @@ def check_tokenizer(
     )
 
 
-def _guarded(name: str, check: Callable[[], TokenizerCheck]) -> TokenizerCheck:
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
     """The check; an exception out of the tokenizer is a check that failed."""
     try:
         with quiet():
             return check()
     except BaseException as exc:  # a tokenizer raises what it likes; a panic of its core is no Exception
         _unless_stopped(exc)
-        return TokenizerCheck(name, False, f"{type(exc).__name__}: {(str(exc).splitlines() or [''])[0][:200]}")
+        return Check(name, False, f"{type(exc).__name__}: {(str(exc).splitlines() or [''])[0][:200]}")
 
 
 def _unless_stopped(exc: BaseException) -> None:
@@ -94,9 +94,9 @@ def sample_of(text: Path, lines: int = 20) -> list[str]:
     return found[:: max(len(found) // lines, 1)][:lines]
 
 
-def _round_trip(source: Loaded, tiny: Loaded, sample: Sequence[str]) -> TokenizerCheck:
+def _round_trip(source: Loaded, tiny: Loaded, sample: Sequence[str]) -> Check:
     if not sample:
-        return TokenizerCheck("round trip", None, "the source knows none of the text: there is nothing to compare")
+        return Check("round trip", None, "the source knows none of the text: there is nothing to compare")
     wrong = []
     exact, refused = 0, list[str]()
     for text in sample:
@@ -106,19 +106,19 @@ def _round_trip(source: Loaded, tiny: Loaded, sample: Sequence[str]) -> Tokenize
         if want != got and not (text and text in got):
             wrong.append(f"{text[:20]!r} decodes to {_differs(want, got)}")
     if wrong:
-        return TokenizerCheck("round trip", False, f"{len(wrong)} of {len(sample)} texts differ: {wrong[0]}")
+        return Check("round trip", False, f"{len(wrong)} of {len(sample)} texts differ: {wrong[0]}")
     if len(refused) >= sum(bool(text) for text in sample):
-        return TokenizerCheck("round trip", False, f"the source encodes no text at all: it {refused[0]}")
+        return Check("round trip", False, f"the source encodes no text at all: it {refused[0]}")
     why = f"{len(sample)} texts decode as the source decodes them, {exact} of them exactly"
-    return TokenizerCheck("round trip", True, why + (f"; {len(refused)} are refused by both" if refused else ""))
+    return Check("round trip", True, why + (f"; {len(refused)} are refused by both" if refused else ""))
 
 
-def _same_words(source: Loaded, tiny: Loaded, sample: Sequence[str], mapped: Callable[[int], int]) -> TokenizerCheck:
+def _same_words(source: Loaded, tiny: Loaded, sample: Sequence[str], mapped: Callable[[int], int]) -> Check:
     known = [[mapped(id) for id in source.encode(text)] for text in sample]
     wrong = [text for text, ids in zip(sample, known, strict=True) if tiny.encode(text) != ids]
     if wrong:
-        return TokenizerCheck("round trip", False, f"{len(wrong)} of {len(sample)} texts differ: {wrong[0][:20]!r}")
-    return TokenizerCheck("round trip", True, f"{len(sample)} texts: words that were kept stay, others are unknown")
+        return Check("round trip", False, f"{len(wrong)} of {len(sample)} texts differ: {wrong[0][:20]!r}")
+    return Check("round trip", True, f"{len(sample)} texts: words that were kept stay, others are unknown")
 
 
 def _there_and_back(loaded: Loaded, text: str) -> str:
@@ -143,15 +143,15 @@ def _differs(want: str, got: str) -> str:
     return f"{got[max(at - 5, 0) : at + 10]!r} and not {want[max(at - 5, 0) : at + 10]!r}"
 
 
-def _special_tokens(source: Loaded, tiny: Loaded, sample: Sequence[str], unknown: str | None) -> TokenizerCheck:
+def _special_tokens(source: Loaded, tiny: Loaded, sample: Sequence[str], unknown: str | None) -> Check:
     """Each added token is found where the source finds it; what is inserted and what decoding skips is the same."""
     name = "special tokens"
     kept = {token: id for token, id in source.added.items() if token in tiny.ids and token != unknown}
     if source.named != tiny.named:
-        return TokenizerCheck(name, False, f"the roles are {tiny.named} and not {source.named}")
+        return Check(name, False, f"the roles are {tiny.named} and not {source.named}")
     lost = [token for token in kept if token not in tiny.added]
     if lost:
-        return TokenizerCheck(name, False, f"no longer special: {', '.join(lost[:5])}")
+        return Check(name, False, f"no longer special: {', '.join(lost[:5])}")
 
     def marks(loaded: Loaded, text: str) -> list[str]:
         return _specials_in(loaded, loaded.encode(text), kept)
@@ -160,12 +160,12 @@ def _special_tokens(source: Loaded, tiny: Loaded, sample: Sequence[str], unknown
         for text in (token, f"ab {token} cd", f"ab{token}cd"):
             want, got = _tried(marks, source, text), _tried(marks, tiny, text)
             if want != got:
-                return TokenizerCheck(name, False, f"{text!r} has {got} and not {want}")
+                return Check(name, False, f"{text!r} has {got} and not {want}")
     for text in sample[:4] if unknown is None else ("",):  # more words are unknown now, and skipped as such
         if why := _inserted_differ(source, tiny, text, kept):
-            return TokenizerCheck(name, False, why)
+            return Check(name, False, why)
     roles = f"{len(source.named)} roles" if source.named else "no roles"
-    return TokenizerCheck(name, True, f"{len(kept):,} are found, inserted and skipped as in the source; {roles}")
+    return Check(name, True, f"{len(kept):,} are found, inserted and skipped as in the source; {roles}")
 
 
 def _inserted_differ(source: Loaded, tiny: Loaded, text: str, kept: Collection[str]) -> str | None:
@@ -193,22 +193,20 @@ def _specials_in(loaded: Loaded, ids: Sequence[int], tokens: Collection[str]) ->
     return [token for token in found if token in tokens]
 
 
-def _chat_template(source: Loaded, tiny: Loaded, unknown: str | None) -> TokenizerCheck:
+def _chat_template(source: Loaded, tiny: Loaded, unknown: str | None) -> Check:
     name = "chat template"
     if dict(source.templates) != dict(tiny.templates):
-        return TokenizerCheck(
-            name, False, f"the templates are {sorted(tiny.templates)}, not {sorted(source.templates)}"
-        )
+        return Check(name, False, f"the templates are {sorted(tiny.templates)}, not {sorted(source.templates)}")
     if source.chat is None or tiny.chat is None:
-        return TokenizerCheck(name, None, "the source has none")
+        return Check(name, None, "the source has none")
     rendered = 0
     for template in source.templates:
         for talk in TALKS:
             want, got = _said(source, template, talk, unknown), _said(tiny, template, talk, unknown)
             if want != got:
-                return TokenizerCheck(name, False, f"template {template!r} gives {got} and not {want}")
+                return Check(name, False, f"template {template!r} gives {got} and not {want}")
             rendered += isinstance(want, tuple)
-    return TokenizerCheck(name, True, f"same text and same special tokens in {rendered} conversations")
+    return Check(name, True, f"same text and same special tokens in {rendered} conversations")
 
 
 def _said(
@@ -227,32 +225,32 @@ def _said(
     return text, _specials_in(loaded, ids, loaded.added.keys() - {unknown})
 
 
-def _ids(tiny: Loaded) -> TokenizerCheck:
+def _ids(tiny: Loaded) -> Check:
     holes = sorted(set(range(tiny.size)) ^ set(tiny.ids.values()))
     if holes:
-        return TokenizerCheck("ids", False, f"{len(holes)} ids are missing or too high: {holes[:5]}")
+        return Check("ids", False, f"{len(holes)} ids are missing or too high: {holes[:5]}")
     encoded = [_tried(_encoded, tiny, text) for text in (*SAMPLE, *list(tiny.added)[:2000])]
     most = max((id for ids in encoded if not isinstance(ids, str) for id in ids), default=0)
     if most >= tiny.size:
-        return TokenizerCheck("ids", False, f"encoding gives id {most}, and there are {tiny.size:,} tokens")
-    return TokenizerCheck("ids", True, f"0 to {tiny.size - 1:,} without a hole; encoding gives no others")
+        return Check("ids", False, f"encoding gives id {most}, and there are {tiny.size:,} tokens")
+    return Check("ids", True, f"0 to {tiny.size - 1:,} without a hole; encoding gives no others")
 
 
-def _reload(source: Loaded, tiny: Loaded, folder: Path, load: Callable[[Path], Loaded]) -> TokenizerCheck:
+def _reload(source: Loaded, tiny: Loaded, folder: Path, load: Callable[[Path], Loaded]) -> Check:
     """What the library saves and loads again has the same length and the same ids, and encodes as before."""
     loaded = reloaded(tiny, folder, load)
     if loaded.ids != tiny.ids:
         extra = [token for token in loaded.ids if token not in tiny.ids][:5]
-        return TokenizerCheck("reload", False, f"{loaded.size:,} tokens after reload, with {extra or 'other ids'}")
+        return Check("reload", False, f"{loaded.size:,} tokens after reload, with {extra or 'other ids'}")
     what = "saved and loaded again" if callable(getattr(tiny.object, "save_pretrained", None)) else "loaded again"
     why = f"{what}: {loaded.size:,} tokens, same ids"
     wrong = [text for text in SAMPLE if _tried(_encoded, loaded, text) != _tried(_encoded, tiny, text)]
     if wrong:
         again = reloaded(source, folder, load) if what.startswith("saved") else source
         if all(_tried(_encoded, again, text) == _tried(_encoded, source, text) for text in wrong):
-            return TokenizerCheck("reload", False, f"{wrong[0][:20]!r} is encoded otherwise after reload")
+            return Check("reload", False, f"{wrong[0][:20]!r} is encoded otherwise after reload")
         why += f"; its class encodes {wrong[0][:20]!r} otherwise after reload, the source's too"
-    return TokenizerCheck("reload", True, why)
+    return Check("reload", True, why)
 
 
 def reloaded(tokenizer: Loaded, folder: Path, load: Callable[[Path], Loaded]) -> Loaded:

@@ -13,16 +13,17 @@ from pathlib import Path
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.tiny._calls import NUMBER, PATH, checked_call
 from mldebug.tiny._files import folder_beside, put, refuse
+from mldebug.tiny._report import Check
 from mldebug.tiny.tokenizer._checks import SAMPLE, check_tokenizer, sample_of
 from mldebug.tiny.tokenizer._load import Loaded
 from mldebug.tiny.tokenizer._plan import below_the_floor, droppable, make_plan, unused_tokens, write_folder
-from mldebug.tiny.tokenizer._report import TinyTokenizerReport, TokenizerCheck
+from mldebug.tiny.tokenizer._report import TinyTokenizerReport
 from mldebug.tiny.tokenizer._side import write_json
 from mldebug.tiny.tokenizer._source import Opened, open_source
 from mldebug.tiny.tokenizer._train import follow, train_form
 from mldebug.tiny.tokenizer._vocab import Vocabulary, choose
 
-__all__ = ["TinyTokenizerReport", "TokenizerCheck", "shrink_tokenizer", "tiny_tokenizer"]
+__all__ = ["TinyTokenizerReport", "shrink_tokenizer", "tiny_tokenizer"]
 
 ID_MAP = "id_map.json"
 DEFAULT_SIZE = 512  # where no size is asked for and the floor is lower
@@ -104,7 +105,7 @@ def shrink_tokenizer(
         return _shrink(opened, size, target, drop_unused_added).id_map
 
 
-def _checked(opened: Opened, made: _Made, folder: Path, text: Path | None) -> tuple[TokenizerCheck, ...]:
+def _checked(opened: Opened, made: _Made, folder: Path, text: Path | None) -> tuple[Check, ...]:
     """The checks, with texts and unknown words that suit the vocabulary."""
     unknown, sample = made.vocabulary.unknown, list(SAMPLE)
     mapped: Callable[[int], int] | None = None

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mldebug.core.report import Report
-
-
-@dataclass(frozen=True)
-class TokenizerCheck:
-    """One thing that was checked: whether it holds, and what was seen. `ok` is None where it does not apply."""
-
-    name: str
-    ok: bool | None
-    why: str
+from mldebug.tiny._report import Check, holds, layout
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,7 @@ class TinyTokenizerReport(Report):
     floor: int
     floor_why: str = field(repr=False)
     id_map: dict[int, int] = field(repr=False)
-    checks: tuple[TokenizerCheck, ...] = field(repr=False)
+    checks: tuple[Check, ...] = field(repr=False)
     dropped: tuple[str, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
     seconds: float = 0.0
@@ -43,7 +34,7 @@ class TinyTokenizerReport(Report):
     @property
     def ok(self) -> bool:
         """Whether no check failed."""
-        return all(check.ok is not False for check in self.checks)
+        return holds(self.checks)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values; `checks` maps the name of a check to ok and why."""
@@ -63,12 +54,7 @@ class TinyTokenizerReport(Report):
         rows += [(check.name, f"{_MARKS[check.ok]}  {check.why}") for check in self.checks]
         rows += [("note", note) for note in self.notes]
         rows.append(("time", f"{self.seconds:.1f} s"))
-        indent = max(len(name) for name, _ in rows) + 2
-        lines = [
-            textwrap.fill(f"{name:<{indent}}{value}", width, subsequent_indent=" " * indent, break_on_hyphens=False)
-            for name, value in rows
-        ]
-        return "\n".join(lines)
+        return layout(rows, width)
 
 
 _MARKS = {True: "ok", False: "FAILED", None: "-"}
