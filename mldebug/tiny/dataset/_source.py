@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._files import path_of
 from mldebug.tiny._hub import not_found, why
 from mldebug.tiny.dataset._lines import CsvReader, JsonReader, TextReader
 from mldebug.tiny.dataset._loaded import DatasetReader, StreamReader
@@ -59,9 +60,12 @@ def open_source(source: Any, *, config: str | None = None, offline: bool | None 
         return _loaded(source)
     text = os.fspath(source)
     path = Path(text).expanduser()
-    if path.is_dir():
+    there = path_of(text)
+    if there is not None and there.is_dir():
         return _folder(path, text, config)
-    if path.exists():
+    if there is not None:
+        if config is not None:
+            raise UsageError(f"{text} is a file, which has no configurations", "leave --config out")
         return _files([path], text)
     if any(sign in text for sign in "*?["):
         found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
@@ -196,6 +200,8 @@ def _builder(source: str, name: str, config: str | None) -> Any:
             "name one with --config"
             if "onfig name" in str(exc) or "BuilderConfig" in str(exc)
             else "check its README.md"
+            if os.path.isfile(os.path.join(source, "README.md"))
+            else "give the folder that holds the data files, or one of the files"
         )
         raise MldebugError(f"cannot open {name}: {_reason(exc)}", hint) from exc
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.errors import MldebugError
+from mldebug.tiny._files import path_of
 from mldebug.tiny._hub import snapshot
 from mldebug.tiny.model._quirks import FILL
 
@@ -41,13 +42,12 @@ def resolve(source: str | os.PathLike[str], *, trust_remote_code: bool = False, 
         resolve("llama").config["hidden_size"]
     """
     name = os.fspath(source)
-    if not name.strip():
-        raise UsageError("the source is empty", "give a folder, a repository id or a model type such as llama")
+    there = path_of(name)
+    if there is not None and there.is_dir():
+        return _from_folder(name, "folder", there, trust_remote_code)
+    if there is not None:
+        return _from_file(name, "file", there, None, trust_remote_code)
     path = Path(name).expanduser()
-    if path.is_dir():
-        return _from_folder(name, "folder", path, trust_remote_code)
-    if path.is_file():
-        return _from_file(name, "file", path, None, trust_remote_code)
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if name in CONFIG_MAPPING:

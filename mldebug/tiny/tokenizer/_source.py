@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.tiny._files import path_of
 from mldebug.tiny._hub import snapshot
 from mldebug.tiny.tokenizer._forms import FixedForm, Form, JsonForm, WordsForm
 from mldebug.tiny.tokenizer._json import repaired
@@ -184,11 +185,11 @@ def _native(form: Form) -> Callable[[Path], Loaded]:
 
 def _directory(source: str | os.PathLike[str], offline: bool | None, stack: contextlib.ExitStack) -> Path:
     path, text = Path(source), os.fspath(source)
-    if not text.strip():
-        raise UsageError("the source is an empty name", "give the folder of a tokenizer")
-    if path.is_dir():
-        return path
-    if path.is_file():
+    there = path_of(source)
+    if there is not None and there.is_dir():
+        return there
+    if there is not None:
+        path = there
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_TEMPORARY)))
         try:
             shutil.copyfile(path, folder / _usual_name(path))

@@ -300,7 +300,7 @@ def test_sources_that_are_no_tokenizer(tmp_path: Path) -> None:
     for source, words in (
         (tmp_path / "nowhere", "no such file or folder"),
         ("./nowhere", "no such file or folder"),
-        ("", "an empty name"),
+        ("", "the source is empty"),
         (tmp_path / "empty", "has no tokenizer: there is nothing"),
         (tmp_path / "weights.bin", "has no tokenizer"),
         ("nobody/nothing", "the cache of the hub has no tokenizer of this name"),
