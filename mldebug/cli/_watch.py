@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
-from mldebug.cli._parser import ScriptParser, add_common, file_to_write
-from mldebug.core.errors import UsageError
+from mldebug.cli._parser import ScriptParser, add_common, file_to_write, seconds
+from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import emit, write
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ examples:
 
 Looks at the ranks from time to time, without stopping them. A job that is slow
 is left alone. The exit status is the job's own, and 1 if it hung. The report
-goes to stderr; under --json it goes to stdout, and the job's output to stderr."""
+goes to stderr; under --json it goes to stdout, and the job's output to stderr.
+Ctrl-C and signals go to the job, and a second Ctrl-C ends all of it. Where
+this command is killed (kill -9) the job goes on, unwatched."""
 
 
 class PARSER(ScriptParser):
@@ -31,7 +34,7 @@ class PARSER(ScriptParser):
 
 
 def add_arguments(parser: ScriptParser) -> None:
-    parser.add_argument("--timeout", type=_seconds, default=300.0, metavar="S", help=_TIMEOUT)
+    parser.add_argument("--timeout", type=seconds, default=300.0, metavar="S", help=_TIMEOUT)
     parser.add_argument("--on-hang", type=_actions, default=("spy",), metavar="LIST", help=_ON_HANG)
     add_common(parser, output="write the evidence to FILE, for `mldebug spy --from`")
 
@@ -45,32 +48,37 @@ def run(args: argparse.Namespace) -> int:
     command = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not command:
         raise UsageError("no command to watch", "mldebug watch -- torchrun --nproc-per-node 4 train.py")
-    from mldebug.hang import save_evidence
     from mldebug.hang._watch import watch
+
+    saved: list[bool] = []
 
     def alarm(report: SpyReport) -> None:
         if not args.json:
             emit(report, quiet=args.quiet, no_color=args.no_color, stream=sys.stderr)
+        if output is not None:  # now, since somebody may end it all before the job does
+            saved.append(_save(report, output))
 
     stdout = 2 if args.json else None
     report = watch(command, timeout=args.timeout, on_hang=args.on_hang, on_alarm=alarm, stdout=stdout)
-    if output is not None:
-        save_evidence(report.spy.evidence, output)
     if args.json:
         emit(report, json=True)
     elif report.killed:
         write(f"\nmldebug: {report.ending}\n", sys.stderr)
-    return 1 if report.verdict.hung else report.status
+    if output is not None and not saved:
+        saved.append(_save(report.spy, output))
+    return 1 if report.verdict.hung or not (report.status or all(saved)) else report.status
 
 
-def _seconds(text: str) -> float:
+def _save(report: SpyReport, output: str | os.PathLike[str]) -> bool:
+    """A full disk is told, and changes nothing else: the job's status counts, and the verdict is out already."""
+    from mldebug.hang import save_evidence
+
     try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
+        save_evidence(report.evidence, output)
+    except MldebugError as exc:
+        write(f"mldebug: {exc}\n", sys.stderr)
+        return False
+    return True
 
 
 def _actions(text: str) -> tuple[str, ...]:

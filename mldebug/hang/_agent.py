@@ -109,6 +109,8 @@ def _open_page() -> bool:
         finally:
             os.close(handle)
     except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{_stem()}.page")
         _failed = True
         return False
     page[START] = start

@@ -233,4 +233,4 @@ def _make_folder() -> str:
     for base in ("/dev/shm", tempfile.gettempdir()):
         with contextlib.suppress(OSError):
             return tempfile.mkdtemp(prefix=f"{WATCHED}{os.getpid()}-{start_ticks('self')}-", dir=base)
-    return f"/dev/shm/{WATCHED}none"
+    return f"/dev/null/{os.getpid()}"  # names the job's processes all the same

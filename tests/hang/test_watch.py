@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.errors import UsageError
-from mldebug.core.stacks import Stacks, process_state
+from mldebug.core.stacks import Stacks
 from mldebug.hang import _collect as collect_module
 from mldebug.hang._find import processes
+from mldebug.hang._page import WATCHED, reclaim_folders, start_ticks
 from mldebug.hang._watch import watch
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -116,20 +118,131 @@ def test_the_command_says_what_is_wrong(run_python: Run) -> None:
     assert run_python("-m", "mldebug", "watch").returncode == 2
 
 
-def test_sigterm_goes_to_the_job(tmp_path: Path) -> None:
+def start_watch(program: str, ready: Path, *options: str) -> subprocess.Popen[bytes]:
+    """The command on a program, once that has made the file `ready`."""
+    words = [sys.executable, "-m", "mldebug", "watch", *options, "--", sys.executable, "-c", program]
+    process = subprocess.Popen(words, start_new_session=True)
+    assert becomes(ready.exists)
+    return process
+
+
+def becomes(holds: Callable[[], bool], patience: float = 30) -> bool:
+    deadline = time.monotonic() + patience
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return holds()
+
+
+def folders(pid: int) -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"{WATCHED}{pid}-")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT], ids=str)
+def test_signals_go_to_the_job_once(tmp_path: Path, number: int) -> None:
     program = f"""
 import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+got = []
+def handle(number, frame):
+    got.append(number)
+signal.signal({number:d}, handle)
+open({str(tmp_path / "ready")!r}, "w").close()
+while not got:
+    time.sleep(0.1)
+time.sleep(1)
+sys.exit(20 + len(got))
+"""
+    process = start_watch(program, tmp_path / "ready")
+    assert len(folders(process.pid)) == 1
+    process.send_signal(number)
+    assert process.wait(20) == 21
+    assert folders(process.pid) == []
+
+
+def test_a_second_ctrl_c_ends_a_job_that_ignores_them(tmp_path: Path) -> None:
+    word = f"odd-word-{os.getpid()}"
+    program = f"""
+import signal, time  # {word}
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 open({str(tmp_path / "ready")!r}, "w").close()
 time.sleep(600)
 """
-    process = subprocess.Popen([sys.executable, "-m", "mldebug", "watch", "--", sys.executable, "-c", program])
-    deadline = time.monotonic() + 30
-    while not tmp_path.joinpath("ready").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 9
-    assert process_state(process.pid) == ""
+    process = start_watch(program, tmp_path / "ready")
+    process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) != 0
+    assert left_behind(word) == []
+    assert folders(process.pid) == []
+
+
+def test_the_job_outlives_a_watch_that_is_killed_and_the_next_one_clears_up(tmp_path: Path) -> None:
+    program = f"""
+import os, time
+open({str(tmp_path / "ready")!r}, "w").close()
+time.sleep(2)
+open({str(tmp_path / "done")!r}, "w").close()
+"""
+    process = start_watch(program, tmp_path / "ready")
+    process.kill()
+    process.wait()
+    assert becomes((tmp_path / "done").exists, 20)
+    assert len(folders(process.pid)) == 1
+    assert watch([sys.executable, "-c", "pass"]).ok
+    assert folders(process.pid) == []
+
+
+def test_folders_in_use_are_not_cleared_up(tmp_path: Path) -> None:
+    mine = Path("/dev/shm", f"{WATCHED}{os.getpid()}-{start_ticks('self')}-abc")
+    busy = Path("/dev/shm", f"{WATCHED}999999999-1-abc")  # the watch is gone, and a rank of its job lives on
+    try:
+        for folder in (mine, busy):
+            folder.mkdir(mode=0o700)
+        for name in (f"{os.getpid()}.page", "999999998.page", "999999998.record", "not-ours"):
+            busy.joinpath(name).touch()
+        reclaim_folders()
+        assert mine.exists()
+        assert sorted(path.name for path in busy.iterdir()) == [f"{os.getpid()}.page", "not-ours"]
+    finally:
+        for folder in (mine, busy):
+            shutil.rmtree(folder)
+
+
+def test_a_full_shared_memory_hurts_neither_job_nor_watch(run_python: Run, tmp_path: Path) -> None:
+    program = """
+import os, sys, errno
+def full(*_args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+os.posix_fallocate = full
+from mldebug.hang import _agent
+_agent.mark(1)
+print(_agent.enable(), os.listdir(os.environ["MLDEBUG_AGENT"]))
+"""
+    done = run_python(program, env={"MLDEBUG_AGENT": str(tmp_path / "agent")})
+    assert done.stdout == "False []\n", done.stderr
+
+
+def test_a_watch_without_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_options: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mldebug.hang._watch.tempfile.mkdtemp", full)
+    report = watch(as_rank("import os, sys; sys.exit(5 if os.path.exists(os.environ['MLDEBUG_AGENT']) else 6)"))
+    assert report.status == 6
+
+
+def test_a_look_that_fails_is_told_once_and_the_job_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_args: object) -> None:
+        raise ZeroDivisionError("in the judge")
+
+    monkeypatch.setattr("mldebug.hang._watch_looks.judge", broken)
+    report = watch(as_rank("import time; time.sleep(4)"), timeout=1, on_hang=("spy", "kill"))
+    assert (report.status, report.killed) == (0, False)
+    assert report.looks > 1
+    assert capsys.readouterr().err.count("ZeroDivisionError: in the judge") == 1
 
 
 def test_a_hung_gloo_job(run_python: Run) -> None:
