@@ -20,6 +20,8 @@ from mldebug.hang._verdict import Verdict
 
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Evidence
+    from mldebug.hang._frames import Wait
+    from mldebug.hang._judge_views import View
 
 _RULES: tuple[Callable[[Case], Verdict | None], ...] = (
     _judge_process.nobody,
@@ -70,17 +72,20 @@ def _finish(verdict: Verdict, case: Case) -> Verdict:
     text = " ".join([verdict.text, *case.missing_parts()])
     sure = verdict.sure if not case.missing_parts() or verdict.sure == "low" else "medium"
     culprits = tuple(sorted(set(verdict.culprits)))
-    return replace(verdict, culprits=culprits, text=text.strip(), sure=sure, where=tuple(_where(case, culprits)))
+    return replace(
+        verdict, culprits=culprits, text=text.strip(), sure=sure, where=tuple(_where(case, verdict.kind, culprits))
+    )
 
 
-def _where(case: Case, culprits: tuple[int, ...]) -> list[dict[str, Any]]:
+def _where(case: Case, kind: str, culprits: tuple[int, ...]) -> list[dict[str, Any]]:
     """One entry for each set of ranks that stand at the same place, culprits first, then the smaller sets."""
     places: dict[tuple[object, ...], list[int]] = {}
     for view in case.views:
-        wait = view.wait
+        guilty = view.number in culprits
+        thread, wait = _thread(view, kind) if guilty else ("MainThread", view.wait)
         site = wait.site
         place = (site["file"], site["line"], site["name"]) if site else ("", 0, "")
-        places.setdefault((*place, wait.kind, wait.op, wait.group, view.number in culprits), []).append(view.number)
+        places.setdefault((*place, wait.kind, wait.op, wait.group, guilty, thread), []).append(view.number)
     rows = [
         {
             "ranks": ranges(numbers),
@@ -88,12 +93,28 @@ def _where(case: Case, culprits: tuple[int, ...]) -> list[dict[str, Any]]:
             "file": file,
             "line": line,
             "function": name,
-            "thread": "MainThread",
-            "waits": kind,
+            "thread": thread,
+            "waits": waits,
             "op": op,
             "group": group,
             "culprit": guilty,
         }
-        for (file, line, name, kind, op, group, guilty), numbers in places.items()
+        for (file, line, name, waits, op, group, guilty, thread), numbers in places.items()
     ]
     return sorted(rows, key=lambda row: (not row["culprit"], row["count"]))
+
+
+def _thread(view: View, kind: str) -> tuple[str, Wait]:
+    """The thread of a culprit that the verdict is about, and what it does."""
+    if kind == "gil-held":
+        owners = {
+            thread["name"] for sample in view.rank["samples"][-1:] for thread in sample["threads"] if thread["gil"]
+        }
+        found = [row for row in view.threads if row[0] in owners]
+    elif kind == "dead-main-thread":
+        found = [row for row in view.threads if row[1].site]
+    elif kind == "collective-in-destructor":
+        found = [row for row in view.threads if row[1].callback]
+    else:
+        found = []
+    return found[0] if found else ("MainThread", view.wait)

@@ -112,10 +112,10 @@ def ended_main_thread(case: Case) -> Verdict | None:
         return None
     culprits = tuple(view.number for view in found)
     names = sorted({name for view in found for name, wait in view.threads if wait.site})
-    thread = f' "{names[0]}"' if names else ""
+    others = f'the thread "{names[0]}", which is no daemon' if names else "its other threads"
     text = (
         f"the main thread of {name_ranks(culprits)} has ended (an exception, or the end of the script) and waits for "
-        f"the thread{thread}, which is no daemon: so the process lives on. {rest(case.waiting)}"
+        f"{others}: so the process lives on. {rest(case.waiting)}"
     )
     return Verdict(True, "dead-main-thread", culprits, cap(text), "high", ("process state", "stacks"))
 
