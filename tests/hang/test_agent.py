@@ -7,11 +7,13 @@ import os
 import pickle
 import shutil
 import signal
+import site
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -259,6 +261,26 @@ def test_a_record_is_plain_values_and_nothing_else() -> None:
     assert record["groups"]["0"]["ranks"] == [0, 1]
     with pytest.raises(pickle.UnpicklingError):
         read_record(pickle.dumps({"entries": [os.path.join], "pg_config": print}))
+
+
+def test_the_pth_is_installed_where_python_reads_it() -> None:
+    try:
+        found = distribution("mldebug-toolkit")
+    except PackageNotFoundError:
+        pytest.skip("mldebug is not installed here")
+    (name,) = [file for file in found.files or () if file.name == PTH.name and len(file.parts) == 1]
+    installed = Path(str(found.locate_file(name)))
+    assert installed.read_text(encoding="utf-8") == PTH.read_text(encoding="utf-8")
+    assert installed.parent in map(Path, site.getsitepackages())
+
+
+def test_a_process_that_is_not_asked_for_an_agent_starts_as_fast(run_python: Run) -> None:
+    line = PTH.read_text(encoding="utf-8")
+    program = f"""
+import timeit
+print(min(timeit.repeat({line!r}, number=1000, repeat=7)) / 1000)
+"""
+    assert float(run_python(program, env={"MLDEBUG_AGENT": ""}).stdout) < 50e-6
 
 
 def test_the_line_in_the_pth_is_inert(run_python: Run, tmp_path: Path) -> None:
