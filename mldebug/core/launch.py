@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ class Call:
     host: str
     command: tuple[str, ...]
     deadline: float  # of time.monotonic()
+    env: Mapping[str, str] | None = None  # default: the environment of this process
 
 
 @dataclass
@@ -151,10 +152,17 @@ def srun_command(job: str, nodes: Sequence[str], words: Sequence[str]) -> tuple[
     count = len(nodes)
     return (
         program("srun"), f"--jobid={job}", "--overlap", f"--nodes={count}-{count}", f"--ntasks={count}",
-        "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0", "--gres=none", "--cpu-bind=none", "--mpi=none",
+        "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0", "--cpu-bind=none", "--mpi=none",
         "--input=none", "--kill-on-bad-exit=0", "--wait=0", "--quiet", "--chdir=/", f"--nodelist={','.join(nodes)}",
         *words,
     )  # fmt: skip
+
+
+def srun_environment() -> dict[str, str]:
+    """The environment for srun: called inside of a job, its variables would be options for another one."""
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
+    foreign = ("SLURM_", "SRUN_", "SALLOC_", "SBATCH_", "PMI_", "PMIX_")
+    return {name: value for name, value in os.environ.items() if name in kept or not name.startswith(foreign)}
 
 
 def kubectl_command(pod: str, words: Sequence[str], options: Sequence[str], container: str | None) -> tuple[str, ...]:
@@ -196,7 +204,7 @@ def _start(call: Call) -> _Running:
     try:
         process = subprocess.Popen(
             call.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True, env=call.env,
         )  # fmt: skip
     except OSError as exc:
         reason = (exc.strerror or str(exc)).lower()

@@ -20,7 +20,7 @@ SOURCE = {"text": str, "guards": [str], "steps": [{"line": int, "what": str, "gu
 RANK = {
     "rank": "rank", "local_rank": "rank", "world_size": "rank", "pid": int, "start": float, "job": str,
     "command": str, "status": str, "why?": str, "state": str, "locks": [LOCK], "pipes?": [PIPE],
-    "local_world_size?": "rank", "nccl?": [COMMUNICATOR], "gpus?": [GPU],
+    "local_world_size?": "rank", "user?": str, "nccl?": [COMMUNICATOR], "gpus?": [GPU],
     "progress?": {"step?": [int], "heartbeat?": [int]},
 }  # fmt: skip
 CHILD = {

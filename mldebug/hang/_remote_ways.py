@@ -140,7 +140,7 @@ def by_srun(sink: Sink, asked: Asked, job: str) -> None:
 
     def step(group: Sequence[str], deadline: float) -> Call:
         words = asked.words("", deadline, len(names), slurm=True)
-        return Call(group[0], launch.srun_command(job, group, words), deadline)
+        return Call(group[0], launch.srun_command(job, group, words), deadline, launch.srun_environment())
 
     if len(names) > _FEW:
         deadline = now + (asked.deadline - now) * 0.6

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.hang import judge, spy
+from mldebug.hang import _evidence, judge, spy
+from mldebug.hang import _remote_shape as shapes
 from mldebug.hang._remote import collect_remote
 from mldebug.hang._remote_frames import Damaged, FrameReader, frame, pack, unpack
 from mldebug.hang._remote_gather import INTERRUPTED
@@ -94,7 +95,7 @@ def test_every_field_is_carried() -> None:
     rank["samples"][0] |= {"woke": [1, 2], "io": [3, 4]}
     call = {"group": "0", "seq": 3, "op": "all_reduce", "done": True, "sizes": [[4, 2]], "p2p": True}
     rank |= {
-        "why": "because", "local_world_size": 2, "progress": {"step": [3, 4], "heartbeat": [1, 1]}, "native": threads,
+        "why": "because", "local_world_size": 2, "user": "ada", "progress": {"step": [3, 4], "heartbeat": [1, 1]}, "native": threads,
         "locks": [{"pid": 5, "kind": "FLOCK", "inode": "08:01:1", "waits": True, "file": "/tmp/x"}],
         "pipes": [{"fd": 3, "inode": "77", "write": False}],
         "nccl": [{"name": "a", "size": 4, "rank": 0, "status": "running", "issued": [{"AllReduce": 12}]}],
@@ -110,6 +111,30 @@ def test_every_field_is_carried() -> None:
          "pipes": rank["pipes"]}
     ]  # fmt: skip
     assert carried(copy.deepcopy(evidence))["ranks"] == evidence["ranks"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "others"),
+    [
+        (_evidence.Rank, shapes.RANK, {"host", "samples", "children", "native", "record"}),
+        (_evidence.Child, shapes.CHILD, {"samples"}),
+        (_evidence.Sample, shapes.SAMPLE, {"time", "state", "ticks", "threads", "wchan"}),
+        (_evidence.Thread, shapes.THREAD, {"name", "tid", "active", "gil", "frames", "ticks"}),
+        (_evidence.Frame, {}, {"name", "file", "line", "locals"}),
+        (_evidence.Local, {}, {"name", "repr", "arg"}),
+        (_evidence.Call, {}, {"group", "seq", "op", "done", "sizes", "frames", "p2p"}),
+        (_evidence.Record, {}, {"calls", "whole", "groups"}),
+        (_evidence.Lock, shapes.LOCK, set()),
+        (_evidence.Pipe, shapes.PIPE, set()),
+        (_evidence.GroupInfo, shapes.GROUPS[str], set()),
+        (_evidence.Communicator, shapes.COMMUNICATOR, set()),
+        (_evidence.Gpu, shapes.GPU, set()),
+        (_evidence.Source, shapes.SOURCE, set()),
+        (_evidence.Evidence, {}, {"schema", "time", "hosts", "ranks", "notes", "source"}),
+    ],
+)
+def test_evidence_has_no_field_that_would_be_lost_on_the_way(kind: Any, shape: Any, others: set[str]) -> None:
+    assert set(kind.__annotations__) == {key.rstrip("?") for key in shape} | others
 
 
 def test_an_old_record_is_cut_and_says_so() -> None:

@@ -51,6 +51,8 @@ class Job:
                 pytest.skip(f"no SLURM: {slurms.missing()}")
             where = ["--slurm", self.number]
         env = {**ENV, **(self.slurm.env if self.slurm else {})}
+        # As inside of another job, whose variables must not become options of ours.
+        env |= {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "7", "SLURM_MEM_PER_CPU": "5", "SLURM_NNODES": "9"}
         command = [sys.executable, "-m", "mldebug", "spy", *where, "--json", "--timeout", str(seconds), *words]
         began = time.monotonic()
         done = self.bed.run("h1", *command, env=env)
