@@ -95,7 +95,8 @@ def test_every_field_is_carried() -> None:
     rank["samples"][0] |= {"woke": [1, 2], "io": [3, 4]}
     call = {"group": "0", "seq": 3, "op": "all_reduce", "done": True, "sizes": [[4, 2]], "p2p": True}
     rank |= {
-        "why": "because", "local_world_size": 2, "user": "ada", "progress": {"step": [3, 4], "heartbeat": [1, 1]}, "native": threads,
+        "why": "because", "local_world_size": 2, "user": "ada", "native": threads,
+        "progress": {"step": [3, 4], "heartbeat": [1, 1]},
         "locks": [{"pid": 5, "kind": "FLOCK", "inode": "08:01:1", "waits": True, "file": "/tmp/x"}],
         "pipes": [{"fd": 3, "inode": "77", "write": False}],
         "nccl": [{"name": "a", "size": 4, "rank": 0, "status": "running", "issued": [{"AllReduce": 12}]}],
