@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -119,8 +121,20 @@ def _remote(args: argparse.Namespace, chosen: dict[str, Any]) -> Evidence:
         options["hosts"] = hosts
         options["ssh"] = ssh_options(args.ssh_config, args.ssh_option)
         options.setdefault("timeout", 30.0 if len(hosts) <= 64 else 60.0)
+    # The deadline is the command's: what it has taken to start counts too.
+    options["timeout"] = max(1.0, options.get("timeout", 30.0) - _age())
     with _Progress(quiet=args.quiet) as progress:
         return collect_remote(progress=progress, **options)
+
+
+def _age() -> float:
+    """Seconds since this process was started; 0.0 where that is not known."""
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as stream:
+            start = int(stream.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, min(5.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start))
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
 
 
 class _Progress:
