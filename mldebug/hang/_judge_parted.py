@@ -21,6 +21,7 @@ from mldebug.hang._judge_text import (
     picks_few,
     same_count,
     sends_away,
+    spoken,
 )
 from mldebug.hang._judge_views import frame_source
 from mldebug.hang._verdict import Verdict
@@ -61,8 +62,8 @@ class Party:
 
 def compare(evidence: Evidence, few: Party, many: Party) -> Verdict:
     """Why two parties stand in different places, `few` being not larger than `many`."""
-    side, other = _Side(evidence, few, many), _Side(evidence, many, few)
-    for rule in (_swapped, _guarded, _left_loop, _passed_by, _picked):
+    side, other = Side(evidence, few, many), Side(evidence, many, few)
+    for rule in (_swapped, _guarded, left_loop, _passed_by, _picked):
         verdict = rule(evidence, side, other)
         if verdict is not None:
             return verdict
@@ -70,45 +71,7 @@ def compare(evidence: Evidence, few: Party, many: Party) -> Verdict:
     return Verdict(True, "unknown", few.numbers, cap(text), "low", ("stacks",))
 
 
-def left_a_loop(evidence: Evidence, away: list[View], waiting: list[View]) -> Verdict | None:
-    """A verdict on ranks that stand outside of all collectives, if they have left a loop in which others wait."""
-    places = {(view.wait.op, view.wait.path) for view in waiting}
-    if len(places) != 1 or len({view.wait.path for view in away}) != 1 or not away[0].wait.path:
-        return None
-    side, other = (
-        _Side(evidence, Party(tuple(away)), Party(tuple(waiting))),
-        _Side(evidence, Party(tuple(waiting)), Party(tuple(away))),
-    )
-    if side.loops or not other.loops or not side.line or side.line <= other.line:
-        return None
-    return _left_loop(evidence, side, other)
-
-
-def among_the_left(evidence: Evidence, waiting: list[View], gone: tuple[int, ...]) -> Verdict | None:
-    """A verdict on ranks that wait while others have ended: these have passed by all that is under a guard."""
-    table: dict[tuple[object, ...], list[View]] = {}
-    for view in waiting:
-        table.setdefault((view.wait.op, view.wait.group, way(view.wait)), []).append(view)
-    parties = sorted((Party(tuple(views)) for views in table.values()), key=lambda party: len(party.views))
-    for party in parties:
-        others = (*gone, *(number for other in parties if other is not party for number in other.numbers))
-        found = [guard for spot in party.wait.path for guard in _guards(evidence, spot)]
-        guard = next((guard for guard in found if parts_ranks(guard, party.numbers, others)), None)
-        if guard is not None:
-            one = len(party.numbers) == 1 and not is_main_guard(guard)
-            kind = "extra-collective" if one else "rank-guarded-collective"
-            text = (
-                f"{verb(party.numbers, doing(party.wait))} under `{guard}`, which {name_ranks(others)} cannot pass; "
-                f"{verb(gone, 'has ended')}."
-            )
-            return Verdict(True, kind, party.numbers, cap(text), "high", ("program text", "stacks", "roll-call"))
-    if len(parties) < 2:
-        return None
-    found_between = [compare(evidence, party, parties[-1]) for party in parties[:-1]]
-    return next((verdict for verdict in found_between if verdict.sure == "high"), None)
-
-
-class _Side:
+class Side:
     """A party, seen from where its stack parts from that of the other."""
 
     def __init__(self, evidence: Evidence, party: Party, other: Party) -> None:
@@ -120,15 +83,15 @@ class _Side:
         self.path: Sequence[Spot] = mine[at:]  # from the function where they part, inwards
         self.shared: Sequence[Spot] = mine[:at]
         together = bool(self.path) and at < len(theirs) and mine[at][:2] == theirs[at][:2]
-        here = _guards(evidence, self.path[0]) if self.path else []
-        there = _guards(evidence, theirs[at]) if together else []
+        here = guards_at(evidence, self.path[0]) if self.path else []
+        there = guards_at(evidence, theirs[at]) if together else []
         common = 0
         while common < min(len(here), len(there)) and here[common] == there[common]:
             common += 1
         self.line = self.path[0][2] if together else 0
         self.around = here[:common]  # what both stand in
         self.head = here[common:]  # guards of this side alone, in the function where they part
-        self.tail = [guard for spot in self.path[1:] for guard in _guards(evidence, spot)]
+        self.tail = [guard for spot in self.path[1:] for guard in guards_at(evidence, spot)]
 
     @property
     def guards(self) -> list[str]:
@@ -147,7 +110,7 @@ class _Side:
         return self.party.numbers
 
 
-def _swapped(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
+def _swapped(evidence: Evidence, few: Side, many: Side) -> Verdict | None:
     """Collectives of two groups in another order: in two branches with the same calls, or passed each other."""
     one, two = few.party.wait, many.party.wait
     if one.group == two.group or not few.path or not many.path:
@@ -165,13 +128,13 @@ def _swapped(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
     return Verdict(True, "cross-group-order", few.numbers, cap(text), "high" if by_rank else "medium", rests)
 
 
-def _both_ways(evidence: Evidence, few: _Side, many: _Side) -> bool:
+def _both_ways(evidence: Evidence, few: Side, many: Side) -> bool:
     """Whether no text is known, so that two groups with the same operation are all there is to go by."""
     known = frame_source(evidence, few.path[0]) or frame_source(evidence, many.path[0])
     return known is None and few.party.wait.op == many.party.wait.op
 
 
-def _guarded(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
+def _guarded(evidence: Evidence, few: Side, many: Side) -> Verdict | None:
     """A collective under a condition on the rank."""
     for side, rest in ((few, many), (many, few)):
         guard = next((guard for guard in side.guards if parts_ranks(guard, side.numbers, rest.numbers)), None)
@@ -188,14 +151,14 @@ def _guarded(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
         else:
             kind = "rank-guarded-collective" if len(side.numbers) > 1 else "extra-collective"
         text = (
-            f"{name_ranks(side.numbers)} {_plural(doing(side.party.wait), side)} under `{guard}`, which "
+            f"{name_ranks(side.numbers)} {_plural(doing(side.party.wait), side)} under {spoken(guard)}, which "
             f"{name_ranks(rest.numbers)} cannot pass; {crowd(list(rest.party.views))}."
         )
         return Verdict(True, kind, culprit.numbers, cap(text), "high", ("program text", "stacks"))
     return None
 
 
-def _left_loop(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
+def left_loop(evidence: Evidence, few: Side, many: Side) -> Verdict | None:
     """One party has left a loop in which the other still is."""
     for inside, left in ((few, many), (many, few)):
         if not inside.loops or left.loops:
@@ -206,10 +169,10 @@ def _left_loop(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
         own = _own_collective(evidence, inside) if same_count(inside.loops[-1]) else ""
         way_out = _local_way_out(evidence, inside)
         if way_out:
-            kind, why = "rank-local-decision", f"the way out is `{way_out}`, which each rank decides for itself"
+            kind, why = "rank-local-decision", f"the way out is {spoken(way_out)}, which each rank decides for itself"
         elif own:
             kind = "extra-collective" if culprit is inside else "skipped-collective"
-            why = f"all ranks count the same iterations, but `{own}` adds or leaves out a call"
+            why = f"all ranks count the same iterations, but {spoken(own)} adds or leaves out a call"
         else:
             kind = "more-iterations" if culprit is inside else "fewer-iterations"
             why = "its number of iterations differs"
@@ -223,7 +186,7 @@ def _left_loop(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
     return None
 
 
-def _local_way_out(evidence: Evidence, side: _Side) -> str:
+def _local_way_out(evidence: Evidence, side: Side) -> str:
     """The condition of a rank's own on which it leaves the loop; "" where only the data ends it."""
     loop = side.loops[0]  # the outermost: that is what the others have left
     if loop.startswith("while ") and not counts_only(loop) and loop not in ("while True", "while 1"):
@@ -242,12 +205,12 @@ def _local_way_out(evidence: Evidence, side: _Side) -> str:
     return ""
 
 
-def _own_collective(evidence: Evidence, side: _Side) -> str:
+def _own_collective(evidence: Evidence, side: Side) -> str:
     """A condition of a rank's own in the loop under which it calls a collective, or passes one by."""
     loop = side.loops[-1]
     below = False  # in a function that is called from the loop
     for spot in side.path:
-        here = loop in _guards(evidence, spot)
+        here = loop in guards_at(evidence, spot)
         for step in _steps(evidence, spot):
             jumps = step["what"] in ("continue", "return")
             calls = step["what"].startswith("call ")
@@ -262,7 +225,7 @@ def _own_collective(evidence: Evidence, side: _Side) -> str:
     return ""
 
 
-def _passed_by(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
+def _passed_by(evidence: Evidence, few: Side, many: Side) -> Verdict | None:
     """In the same loops, one party is further: it passed the other's collective by, or the other's is one too many."""
     drift = _drift(evidence, few, many)
     order = drift or (few.line > many.line) - (few.line < many.line)
@@ -279,11 +242,11 @@ def _passed_by(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
         culprit, kind = behind, "extra-collective"
     numbers = singled_out(evidence, culprit.party.wait.path, culprit.numbers, (*few.numbers, *many.numbers))
     if kind == "skipped-collective":
-        how = f" (`{ways}` leads around it)" if ways else ""
+        how = f" ({spoken(ways)} leads around it)" if ways else ""
         text = f"{name_ranks(numbers)} never entered {_call(behind)}{how}; {crowd(list(ahead.party.views))}. "
         text += sentence(crowd(list(behind.party.views)))
     else:
-        under = f" under `{behind.conditions[-1]}`" if behind.conditions else ""
+        under = f" under {spoken(behind.conditions[-1])}" if behind.conditions else ""
         text = (
             f"{name_ranks(culprit.numbers)} {_plural(doing(behind.party.wait), behind)}{under}, a call that the others "
         )
@@ -308,7 +271,7 @@ def singled_out(
     return numbers
 
 
-def _picked(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
+def _picked(evidence: Evidence, few: Side, many: Side) -> Verdict | None:
     """Ranks that part inside one line: a call elsewhere in these functions that only the few make explains it."""
     for spot in reversed([*few.shared, *few.path[:1]]):
         for step in _steps(evidence, spot):
@@ -317,8 +280,8 @@ def _picked(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
                 continue
             text = (
                 f"{crowd(list(few.party.views))}; {crowd(list(many.party.views))}. Only {name_ranks(few.numbers)} "
-                f"reaches `{step['what'][5:]}` at line {step['line']}, under `{guard}`: if that calls a collective, "
-                "the ranks are out of step since then."
+                f"reaches `{step['what'][5:]}` at line {step['line']}, under {spoken(guard)}: if that calls a "
+                "collective, the ranks are out of step since then."
             )
             kind = "rank-guarded-collective" if is_main_guard(guard) else "extra-collective"
             return Verdict(True, kind, few.numbers, cap(text), "medium", ("program text", "stacks"))
@@ -329,7 +292,7 @@ def _picked(evidence: Evidence, few: _Side, many: _Side) -> Verdict | None:
 _HARMLESS = re.compile(r"print|log|info|debug|warn|save|write|format|makedirs|mkdir|len|range|get_rank|sleep|time|path")
 
 
-def _skips(evidence: Evidence, side: _Side) -> str:
+def _skips(evidence: Evidence, side: Side) -> str:
     """A condition before the call of a party, in its own functions, that leads around the call."""
     for index, spot in enumerate(side.path):
         for step in _steps(evidence, spot):
@@ -340,10 +303,10 @@ def _skips(evidence: Evidence, side: _Side) -> str:
     return ""
 
 
-def _drift(evidence: Evidence, few: _Side, many: _Side) -> int:
+def _drift(evidence: Evidence, few: Side, many: Side) -> int:
     """+1 where the few are in a later iteration of a loop that both are in, -1 in an earlier one, else 0."""
     one, two = few.party.spans, many.party.spans
-    loops = [*(guard for spot in few.shared for guard in _guards(evidence, spot)), *few.around]
+    loops = [*(guard for spot in few.shared for guard in guards_at(evidence, spot)), *few.around]
     targets = {
         name for guard in loops if guard.startswith("for ") for name in re.findall(r"\w+", guard.split(" in ")[0])
     }
@@ -355,7 +318,7 @@ def _drift(evidence: Evidence, few: _Side, many: _Side) -> int:
     return 0
 
 
-def _guards(evidence: Evidence, spot: Spot) -> list[str]:
+def guards_at(evidence: Evidence, spot: Spot) -> list[str]:
     """What is around a line, and which ranks a jump before it has sent away (`if rank != 0: return`)."""
     source = frame_source(evidence, spot)
     if source is None:
@@ -388,10 +351,10 @@ def _counts(steps: list[Step], guard: str) -> Counter[str]:
     return Counter(step["what"] for step in steps if guard in step["guards"] and step["what"].startswith("call "))
 
 
-def _call(side: _Side) -> str:
+def _call(side: Side) -> str:
     wait = side.party.wait
     return f"{wait.op or wait.kind} at {place(wait)}"
 
 
-def _plural(text: str, side: _Side) -> str:
+def _plural(text: str, side: Side) -> str:
     return text.replace("waits", "wait", 1).replace("runs", "run", 1) if len(side.numbers) > 1 else text

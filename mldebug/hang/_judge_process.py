@@ -10,7 +10,7 @@ from mldebug.core.hosts import fold_hosts
 from mldebug.hang._frames import main_thread, source_of
 from mldebug.hang._judge_case import Case, cap, crowd, doing, name_ranks, place, rest, sentence, verb
 from mldebug.hang._judge_children import children_work, may_go_on, name_child
-from mldebug.hang._judge_parted import among_the_left, left_a_loop
+from mldebug.hang._judge_left import among_the_left, left_a_loop
 from mldebug.hang._judge_text import is_loop
 from mldebug.hang._judge_views import View, guards_of
 from mldebug.hang._verdict import Verdict

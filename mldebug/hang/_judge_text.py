@@ -66,6 +66,12 @@ def picks_few(guard: str) -> bool:
     return passing < 32
 
 
+def spoken(guard: str) -> str:
+    """A guard for a sentence: `if rank == 0`, the else of `if rank == 0`."""
+    word, _, test = guard.partition(" ")
+    return f"the else of `if {test}`" if word == "else" else f"`{guard}`"
+
+
 def is_loop(guard: str) -> bool:
     return guard.startswith(("for ", "while "))
 
