@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,40 +13,31 @@ from mldebug.hang import Evidence, judge
 
 EVIDENCE = Path(__file__).parent / "evidence"
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 HUNG = {
-    "collective_in_destructor": ("collective-in-destructor", (2,)),
     "cross_pg_order": ("cross-group-order", (3,)),
     "dataloader_fork_lock": ("fork-with-lock-held", (1,)),
-    "dataloader_worker": ("dataloader-worker", (3,)),
     "exception_one_rank": ("dead-main-thread", (2,)),
-    "extra_collective": ("extra-collective", (1,)),
     "filelock_barrier": ("lock-barrier-cycle", (0,)),
-    "fork_after_threads": ("fork-after-threads", (0,)),
     "gil_hog_regex": ("gil-held", (1,)),
-    "group_count": ("missing-group-constructor", (2, 3)),
-    "group_order": ("cross-group-order", (2,)),
-    "guarded_evaluation": ("rank-guarded-collective", (0,)),
-    "guarded_gather": ("rank-guarded-collective", (0,)),
     "init_missing_rank": ("missing-rank", (2,)),
-    "missing_group_constructor": ("missing-group-constructor", (3,)),
-    "more_iterations": ("more-iterations", (2,)),
     "p2p_ring": ("p2p-cycle", ()),
-    "pipe_deadlock": ("pipe-deadlock", (1,)),
-    "pipe_multiprocessing": ("pipe-deadlock", (2,)),
-    "poll_loop": ("poll-loop", (3,)),
-    "poll_loop_busy": ("poll-loop", (0,)),
     "rank0_save_checkpoint": ("rank-guarded-collective", (0,)),
-    "rank_local_decision": ("rank-local-decision", (1,)),
-    "pending_requests": ("p2p-cycle", ()),
     "same_line_other_step": ("iteration-skew", (2,)),
     "sigstop_rank": ("process-stopped", (1,)),
     "skip_collective": ("skipped-collective", (2,)),
-    "skipped_by_continue": ("skipped-collective", (1,)),
-    "two_threads_one_group": ("two-threads-one-group", ()),
-    "while_loss": ("rank-local-decision", (2,)),
     "uneven_batches_short": ("fewer-iterations", (3,)),
 }
-MOVING = ("slow_compile", "slow_loader", "slow_prepare", "slow_rank_control", "slow_sleep")
+MOVING = ["slow_rank_control"]
+# The others begin with what is right of them: `"""hung gil-held 1: ..."""`, `"""moving straggler -: ..."""`.
+for _program in sorted(PROGRAMS.glob("*.py")):
+    _head = re.match(r'"""(hung|moving) (\S+) ([\d,-]+): ', _program.read_text())
+    if _head and (EVIDENCE / f"{_program.stem}.json").exists():
+        if _head[1] == "moving":
+            MOVING.append(_program.stem)
+        else:
+            HUNG[_program.stem] = _head[2], tuple(map(int, re.findall(r"\d+", _head[3])))
 
 
 def load(name: str) -> Evidence:
