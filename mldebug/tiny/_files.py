@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -59,10 +60,24 @@ def path_of(source: str | os.PathLike[str]) -> Path | None:
     except ValueError:  # a null byte
         return None
     except OSError as exc:
-        raise MldebugError(f"cannot read {text}: {(exc.strerror or str(exc)).lower()}", "check the path") from exc
+        raise _cannot_read(text, exc) from exc
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         raise UsageError(f"cannot read {text}: it is neither a file nor a folder", "give a file, or a folder of files")
+    try:
+        if stat.S_ISDIR(mode):
+            os.listdir(path)
+            os.stat(os.path.join(path, "."))  # a folder that may be listed and not entered
+        else:
+            path.open("rb").close()
+    except OSError as exc:
+        raise _cannot_read(text, exc) from exc
     return path
+
+
+def _cannot_read(text: str, exc: OSError) -> MldebugError:
+    return MldebugError(
+        f"cannot read {text}: {(exc.strerror or str(exc)).lower()}", "check the path and its permissions"
+    )
 
 
 @contextlib.contextmanager
@@ -79,6 +94,10 @@ def folder_beside(target: Path | None) -> Iterator[Path]:
     except Exception as exc:
         if not isinstance(exc, OSError) and "I/O error" not in str(exc):  # the writer of weights has errors of its own
             raise
+        if isinstance(exc, OSError) and exc.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT):
+            named = Path(os.fsdecode(exc.filename or folder)).absolute()
+            if not any(named.is_relative_to(ours.absolute()) for ours in (folder, target or folder)):
+                raise _cannot_read(str(named), exc) from exc  # it is a file of the source
         reason = (getattr(exc, "strerror", None) or str(exc).rpartition("I/O error: ")[2]).lower()
         raise MldebugError(f"cannot write {target or folder}: {reason}", "make room, or choose another folder") from exc
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from mldebug import MldebugError, tiny_dataset, tiny_model, tiny_tokenizer
 from mldebug.core.errors import UsageError
+from mldebug.tiny._files import folder_beside
 from tests.tiny.dataset.kit import snapshot, write_lines
 from tests.tiny.tokenizer import kit
 
@@ -91,6 +93,22 @@ def test_a_folder_that_may_not_be_written(make: Any, sources: dict[Any, Path], t
     (tmp_path / "locked").chmod(0o555)
     with pytest.raises(MldebugError, match="permission denied"):
         make(sources[make], tmp_path / "locked" / "out")
+
+
+@BUILDERS
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_source_that_may_not_be_read(make: Any, sources: dict[Any, Path], tmp_path: Path) -> None:
+    sources[make].chmod(0)
+    with pytest.raises(MldebugError, match=r"cannot read .*: permission denied"):
+        make(sources[make], tmp_path / "out")
+    sources[make].chmod(0o700)
+
+
+def test_an_error_of_reading_is_not_taken_for_one_of_writing(tmp_path: Path) -> None:
+    for named, message in ((tmp_path / "source" / "x", "cannot read .*source/x"), (None, "cannot write .*out")):
+        with pytest.raises(MldebugError, match=message), folder_beside(tmp_path / "out"):
+            raise PermissionError(errno.EACCES, "Permission denied", named and str(named))
+    assert list(tmp_path.iterdir()) == []
 
 
 @BUILDERS

@@ -12,11 +12,12 @@ from typing import Any
 
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.tiny._sizes import parse_bytes
+from mldebug.tiny._stop import Stop
 from mldebug.tiny.dataset._cover import pick_cover
 from mldebug.tiny.dataset._media import Shrinker
 from mldebug.tiny.dataset._pick import Picked, pick_first, pick_random, pick_stratified
 from mldebug.tiny.dataset._report import SplitFacts
-from mldebug.tiny.dataset._rows import Limits, Reader, Row, Stop, Taken
+from mldebug.tiny.dataset._rows import Limits, Reader, Row, Taken
 from mldebug.tiny.dataset._source import Opened, open_source
 from mldebug.tiny.dataset._tar import TarReader, decoded
 from mldebug.tiny.dataset._write import check_sample

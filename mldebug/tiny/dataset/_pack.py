@@ -12,7 +12,7 @@ from typing import Any
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import Report
 from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
-from mldebug.tiny._files import folder_beside, put, refuse
+from mldebug.tiny._files import folder_beside, path_of, put, refuse
 from mldebug.tiny._report import layout
 from mldebug.tiny._sizes import size_text
 from mldebug.tiny.dataset._choose import Choice, chosen_splits, limits_for, no_rows, opened_source
@@ -188,7 +188,7 @@ def pack(
 
 
 def _records(root: Path) -> list[Path]:
-    if not root.is_dir():
+    if path_of(root) is None or not root.is_dir():
         raise UsageError(f"cannot read {root}: no such folder", "give the folder that unpack wrote")
     records = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not records:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mldebug.tiny._sizes import size_text
+from mldebug.tiny._stop import Stop
 
 # What reading a file that is corrupt may raise: the errors of Arrow are of all these kinds.
 READ_ERRORS = (OSError, EOFError, ValueError, TypeError, LookupError, NotImplementedError, MemoryError)
@@ -109,31 +108,6 @@ class Limits:
     seconds: float = 30.0
     stop: Stop | None = None
     progress: Callable[[str], None] | None = None  # called about twice a second
-
-
-class Stop:
-    """Inside `with`, Ctrl-C ends the looking and not the work: what was found so far is written. A second one ends all.
-
-    Only where Ctrl-C would raise KeyboardInterrupt in this thread.
-    """
-
-    asked = False
-
-    def __enter__(self) -> Stop:
-        main = threading.current_thread() is threading.main_thread()
-        self._replaces = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self._replaces:
-            signal.signal(signal.SIGINT, self._handle)
-        return self
-
-    def _handle(self, *_: Any) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def __exit__(self, *_: Any) -> None:
-        if self._replaces:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass

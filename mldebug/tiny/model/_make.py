@@ -16,6 +16,7 @@ from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
 from mldebug.tiny._files import folder_beside, put, refuse
 from mldebug.tiny._report import Check
 from mldebug.tiny._sizes import parse_bytes
+from mldebug.tiny._stop import Stop
 from mldebug.tiny.model._recipe import FILE
 from mldebug.tiny.model._report import TinyModelReport, budget_check
 from mldebug.tiny.model._sides import (
@@ -331,6 +332,10 @@ class _Clock:
 
 def _import_libraries() -> None:
     """What every build needs, so that the time for it is not counted as the build's."""
+    with Stop() as stop:  # half of NumPy does not survive the end of its import
+        import numpy  # noqa: F401
+    if stop.asked:
+        raise KeyboardInterrupt
     import torch  # noqa: F401
     import transformers.modeling_utils
     import transformers.models.auto.configuration_auto
