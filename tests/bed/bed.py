@@ -30,6 +30,8 @@ PROGRAMS = {
     "unshare": "util-linux",
     "setpriv": "util-linux",
     "mount": "mount",
+    "hostname": "hostname",
+    "ps": "procps",
 }
 _SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _CGROUPS = Path("/sys/fs/cgroup")
