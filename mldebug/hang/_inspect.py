@@ -18,6 +18,7 @@ from mldebug.hang._judge_views import view
 from mldebug.hang._report import SpyReport
 from mldebug.hang._source import annotate
 from mldebug.hang._stacks_out import folded, speedscope
+from mldebug.hang._watch_moves import stirred
 
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Rank
@@ -123,7 +124,9 @@ def _with_earlier(evidence: Evidence, earlier: Evidence) -> tuple[Evidence, str]
             continue
         joined: Rank = {**rank, "samples": [before["samples"][-1], *rank["samples"]]}
         ranks.append(joined)
-        (moved if view(joined, number, evidence).moved else stayed).append(number)
+        seen = view(joined, number, evidence)
+        woke = seen.communicates and stirred(joined["samples"])
+        (moved if seen.moved or woke else stayed).append(number)
     seconds = evidence["time"] - earlier["time"]
     parts = [f"since the earlier look, {seconds:.0f} s before:"]
     for numbers, what in ((moved, "moved"), (stayed, "did not move"), (fresh, "not seen then")):

@@ -167,6 +167,7 @@ def left_loop(evidence: Evidence, few: Side, many: Side) -> Verdict | None:
             continue  # that loop comes later: the other has not begun it
         culprit = inside if len(inside.numbers) < len(left.numbers) else left
         own = _own_collective(evidence, inside) if same_count(inside.loops[-1]) else ""
+        own = own or (_tries_again(evidence, inside) if all(map(same_count, inside.loops)) else "")
         way_out = _local_way_out(evidence, inside)
         if way_out:
             kind, why = "rank-local-decision", f"the way out is {spoken(way_out)}, which each rank decides for itself"
@@ -202,6 +203,18 @@ def _local_way_out(evidence: Evidence, side: Side) -> str:
             own = [guard for guard in conditions if not counts_only(guard) or asks_rank(guard)]
             if own:
                 return own[-1]
+    return ""
+
+
+def _tries_again(evidence: Evidence, side: Side) -> str:
+    """A condition of a rank's own on which it leaves a loop inside of the one that the others have left."""
+    for spot in side.path:
+        for step in _steps(evidence, spot):
+            loops = [index for index, guard in enumerate(step["guards"]) if is_loop(guard)]
+            if step["what"] == "break" and loops and step["guards"][loops[-1]] in side.loops[1:]:
+                inner = [guard for guard in step["guards"][loops[-1] + 1 :] if is_condition(guard)]
+                if inner and not counts_only(inner[-1]):
+                    return inner[-1]
     return ""
 
 

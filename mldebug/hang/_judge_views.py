@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from mldebug.hang._frames import COMMUNICATION, Wait, main_thread, own_frames, read, source_of
@@ -81,7 +82,7 @@ def view(rank: Rank, number: int, evidence: Evidence, memo: _Memo | None = None)
     polls = bool(waits) and all(_polls(*seen, evidence) for seen in zip(samples, waits, strict=True))
     polls = polls and not _counts(waits, evidence)
     moved = not polls and any(_place(wait) != _place(waits[0]) for wait in waits[1:])
-    moved = moved or _worked_unseen(waits, samples, ticks, seconds)
+    moved = moved or _worked_unseen(waits, samples, ticks, seconds) or _woke(waits, rank, seconds)
     steps = rank.get("progress", {}).get("step", [])
     moved = moved or any(step != steps[0] for step in steps)
     return View(number, rank, waits, threads, moved, ticks, seconds, polls)
@@ -141,6 +142,15 @@ def _worked_unseen(waits: tuple[Wait, ...], samples: list[Sample], ticks: int, s
     idle = all(wait.kind in COMMUNICATION for wait in waits)
     quiet = not any(thread["active"] for sample in samples for thread in sample["threads"])
     return len(waits) > 1 and idle and quiet and ticks > max(5, 30 * seconds)
+
+
+def _woke(waits: tuple[Wait, ...], rank: Rank, seconds: float) -> bool:
+    """Whether the main thread waited for other ranks each time, and woke up often in between, which gloo does not."""
+    if rank.get("nccl") or not waits or any(wait.kind not in ("collective", "p2p", "backward") for wait in waits):
+        return False
+    looks = [sample["woke"] for sample in rank["samples"] if "woke" in sample]
+    wakes = sum(max(0, second[0] - first[1]) for first, second in pairwise(looks))
+    return wakes > max(3, 3 * seconds)
 
 
 def _counts(waits: tuple[Wait, ...], evidence: Evidence) -> bool:

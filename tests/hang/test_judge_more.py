@@ -189,3 +189,13 @@ def test_a_call_that_all_issued_and_that_does_not_end_is_the_network() -> None:
 def test_where_names_the_thread_that_the_verdict_is_about(name: str, thread: str, function: str) -> None:
     (row,) = [row for row in judge(load(name)).where if row["culprit"]]
     assert (row["thread"], row["function"]) == (thread, function)
+
+
+def test_who_waits_for_others_and_wakes_up_often_gets_on() -> None:
+    evidence = load("skip_collective")
+    for turn in (0, 1):
+        evidence["ranks"][0]["samples"][turn]["woke"] = [5 + 40 * turn, 8 + 40 * turn]
+    assert not judge(evidence).hung
+    for turn in (0, 1):
+        evidence["ranks"][0]["samples"][turn]["woke"] = [5 + 3 * turn, 8 + 3 * turn]
+    assert judge(evidence).hung
