@@ -29,4 +29,4 @@ def build(rank, path):
 
 
 dist.init_process_group("gloo")
-build(dist.get_rank(), "/dev/shm/s12l" + os.environ["TORCHELASTIC_RUN_ID"])
+build(dist.get_rank(), "/dev/shm/mldebug-lock-" + os.environ["TORCHELASTIC_RUN_ID"])
