@@ -67,6 +67,10 @@ def _group_numbers(makers: list[View], others: list[View]) -> Verdict | None:
     counted = all(name.isdecimal() for name in names)
     behind = min(names, key=int) if counted else min(names, key=lambda name: len(names[name]))
     culprits = (*names[behind], *(view.number for view in others))
+    members = {number for view in makers if view.wait.group == behind for number in _members(view)}
+    awaited = members - set(names[behind])
+    if awaited and awaited <= {view.number for view in others}:  # they are late there, and all that follows is late
+        culprits = tuple(sorted(awaited))
     groups = "; ".join(f"{name_ranks(numbers)} make group {name}" for name, numbers in list(names.items())[:4])
     text = f"{groups}: {name_ranks(culprits)} did not make a group that the others made, as every rank has to."
     return Verdict(
