@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 import traceback
@@ -19,6 +20,7 @@ from mldebug.hang._source import annotate
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Evidence, Rank
 
+_COST = 0.003  # of a core for each rank, at most, while the job moves
 _LATE = 10.0  # seconds that a look may take on a machine that is very busy
 
 
@@ -32,13 +34,20 @@ class Looks:
     """
 
     def __init__(self, timeout: float) -> None:
-        self.pause = max(1.0, timeout / 2.2)  # three looks span the time
         self.count = 0
         self.last: SpyReport | None = None
         self.slow: SpyReport | None = None  # the last that named a straggler
         self._timeout = timeout
+        self._often = max(1.0, timeout / 2.2)  # three looks span the time
+        self._seldom = self._often
         self._complained = False
         self._kept: list[tuple[float, Evidence]] = []
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look: longer while the job moves, so that looks cost each rank next to nothing."""
+        moves = self.last is not None and not self.last.verdict.hung
+        return self._seldom if moves else self._often
 
     def look(self, pids: Sequence[int]) -> SpyReport | None:
         """Look at the ranks among these processes and below them; the report if they hang.
@@ -46,8 +55,12 @@ class Looks:
         They do where nothing moved over the time and the stacks say so. A job that cannot be seen does not. Whatever
         goes wrong in a look is told once on stderr: a job must not die of being watched.
         """
+        before = _cpu()
         try:
-            return self._hangs(pids)
+            found = self._hangs(pids)
+            ranks = len(self.last.evidence["ranks"]) if self.last is not None else 0
+            self._seldom = max(self._often, min((_cpu() - before) / (_COST * max(1, ranks)), 2 * self._timeout))
+            return found
         except Exception:
             if not self._complained:
                 self._complained = True
@@ -61,7 +74,7 @@ class Looks:
         if evidence is None or not any(rank["status"] == "ok" for rank in evidence["ranks"]):
             self._kept.clear()
             return None
-        if self._kept and now - self._kept[-1][0] > 3 * self.pause + _LATE:
+        if self._kept and now - self._kept[-1][0] > 3 * self._often + _LATE:
             self._kept.clear()  # we were stopped ourselves (Ctrl-Z, a machine that slept), and the job with us
         self._kept.append((now, evidence))
         while len(self._kept) > 2 and self._kept[1][0] <= now - self._timeout:
@@ -90,6 +103,11 @@ class Looks:
             self.count += 1
             return evidence
         return None
+
+
+def _cpu() -> float:
+    """Seconds of CPU of this process and of the readers that it started."""
+    return sum(os.times()[:4])
 
 
 def _joined(looks: Sequence[Evidence]) -> Evidence:
