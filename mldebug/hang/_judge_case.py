@@ -127,7 +127,7 @@ def doing(wait: Wait) -> str:
         "pipe": f"waits at a pipe or socket {at}",
         "sleep": f"sleeps {at}",
         "store": f"waits for a key in the store {at}",
-        "shutdown": "has ended its main thread and waits for other threads",
+        "shutdown": "waits at the end of the program for other threads",
         "busy": f"runs {at}",
         "call": f"called {wait.op}{group} {at}",
     }
