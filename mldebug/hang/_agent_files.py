@@ -138,7 +138,7 @@ def read_record(data: bytes, members: Mapping[str, list[int]] | None = None) -> 
         call: Call = {
             "group": name,
             "seq": int(entry["p2p_seq_id" if p2p else "collective_seq_id"]),
-            "op": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+            "op": _op(str(entry["profiling_name"])),
             "done": bool(entry.get("retired")) or entry.get("state") == "completed",
             "sizes": [[int(length) for length in size] for size in entry.get("input_sizes", [])],
             "frames": _frames(entry.get("frames", [])),
@@ -153,6 +153,12 @@ def read_record(data: bytes, members: Mapping[str, list[int]] | None = None) -> 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"a flight record has no {module}.{name} in it")
+
+
+def _op(name: str) -> str:
+    """`gloo:all_reduce` is all_reduce, and what NCCL does for a barrier is that barrier."""
+    op = name.partition(":")[2] or name
+    return "barrier" if op == "all_reduce_barrier" else op
 
 
 def _frames(raw: list[dict[str, Any]]) -> list[Frame]:

@@ -54,7 +54,6 @@ class Outcome:
 
 
 def run_case(case: Case, timeout: float, limit: float) -> Outcome:
-    before = left_in_shared_memory()
     command = [sys.executable, "-m", "mldebug", "watch", "--timeout", str(timeout), "--on-hang", "spy,kill", "--json"]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, open(os.path.join(folder, "err"), "w+", encoding="utf-8") as errors:
@@ -89,8 +88,8 @@ def run_case(case: Case, timeout: float, limit: float) -> Outcome:
         wrong.append(f"exit status {process.returncode}")
     if left := processes_of(folder):
         wrong.append(f"processes left: {left}")
-    if files := left_in_shared_memory() - before:
-        wrong.append(f"files left: {sorted(files)}")
+    if files := [name for name in os.listdir("/dev/shm") if name.startswith(f"mldebug-watch-{process.pid}-")]:
+        wrong.append(f"files left: {files}")
     return Outcome(wrong, seconds, document)
 
 
@@ -103,10 +102,6 @@ def processes_of(folder: str) -> list[int]:
                 if f"TMPDIR={folder}\0" in Path("/proc", entry, "environ").read_text(errors="replace"):
                     found.append(int(entry))
     return found
-
-
-def left_in_shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("mldebug-")}
 
 
 def main() -> int:

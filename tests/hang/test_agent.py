@@ -259,6 +259,8 @@ def test_a_record_is_plain_values_and_nothing_else() -> None:
     assert (call["seq"], call["op"], call["done"], call["p2p"]) == (3, "send 0->1", True, True)
     assert not record["whole"]
     assert record["groups"]["0"]["ranks"] == [0, 1]
+    barrier = {**entry, "profiling_name": "nccl:all_reduce_barrier"}
+    assert read_record(pickle.dumps({"entries": [barrier]}))["calls"][0]["op"] == "barrier"
     with pytest.raises(pickle.UnpicklingError):
         read_record(pickle.dumps({"entries": [os.path.join], "pg_config": print}))
 

@@ -264,6 +264,15 @@ def test_no_alarm_while_rank_0_writes_a_checkpoint() -> None:
     assert report.looks > 2
 
 
+@pytest.mark.timeout(300)
+def test_slow_jobs_are_left_alone(run_python: Run) -> None:
+    pytest.importorskip("torch")
+    benchmark = Path(__file__).parents[1] / "benchmarks" / "watch_healthy.py"
+    done = run_python(benchmark, "--quick", timeout=250)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == "3 of 3 left alone"
+
+
 def test_no_alarm_where_nothing_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collect_module, "dump", lambda *_args, **_options: Stacks("no-permission", "run as root"))
     report = watch(as_rank("import time; time.sleep(4)"), timeout=1, on_hang=("spy", "kill"))
