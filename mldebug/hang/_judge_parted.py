@@ -166,8 +166,9 @@ def left_loop(evidence: Evidence, few: Side, many: Side) -> Verdict | None:
         if inside.line and left.line and inside.line > left.line:
             continue  # that loop comes later: the other has not begun it
         culprit = inside if len(inside.numbers) < len(left.numbers) else left
-        own = _own_collective(evidence, inside) if same_count(inside.loops[-1]) else ""
-        own = own or (_tries_again(evidence, inside) if all(map(same_count, inside.loops)) else "")
+        around = _own_collective(evidence, inside)
+        counted = all(map(same_count, [guard for guard in inside.head if is_loop(guard)] or inside.loops))
+        own = (around or _tries_again(evidence, inside)) if counted else ""
         way_out = _local_way_out(evidence, inside)
         if way_out:
             kind, why = "rank-local-decision", f"the way out is {spoken(way_out)}, which each rank decides for itself"
@@ -177,13 +178,14 @@ def left_loop(evidence: Evidence, few: Side, many: Side) -> Verdict | None:
         else:
             kind = "more-iterations" if culprit is inside else "fewer-iterations"
             why = "its number of iterations differs"
-        ties = len(inside.numbers) == len(left.numbers)
+        sure = "medium" if around and not way_out and not counted else "high"  # a skipped call looks like that too
+        sure = "low" if len(inside.numbers) == len(left.numbers) else sure
         text = (
-            f"{verb(left.numbers, f'has left the loop `{inside.loops[-1]}`')} and "
+            f"{verb(left.numbers, f'has left the loop `{inside.loops[0]}`')} and "
             f"{_plural(doing(left.party.wait), left)}; {verb(inside.numbers, 'is still in it')} and "
             f"{_plural(doing(inside.party.wait), inside)}: {why}."
         )
-        return Verdict(True, kind, culprit.numbers, cap(text), "low" if ties else "high", ("stacks", "program text"))
+        return Verdict(True, kind, culprit.numbers, cap(text), sure, ("stacks", "program text"))
     return None
 
 
@@ -220,7 +222,7 @@ def _tries_again(evidence: Evidence, side: Side) -> str:
 
 def _own_collective(evidence: Evidence, side: Side) -> str:
     """A condition of a rank's own in the loop under which it calls a collective, or passes one by."""
-    loop = side.loops[-1]
+    loop = side.loops[0]
     below = False  # in a function that is called from the loop
     for spot in side.path:
         here = loop in guards_at(evidence, spot)

@@ -109,7 +109,7 @@ def is_endless(guards: list[str], ways_out: list[list[str]]) -> bool:
 
 def same_count(guard: str) -> bool:
     """Whether a loop has the same number of iterations on all ranks: its bound is written in the program."""
-    return bool(re.match(r"for .* in (enumerate\()?range\([\d_, ]+\)", guard))
+    return bool(re.match(r"for .* in (enumerate\()?range\([\d_, ]+\)|while \w+ (<|<=|!=|>|>=) [\d_]+$", guard))
 
 
 def long_sleep(text: str) -> bool:

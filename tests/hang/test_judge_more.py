@@ -199,3 +199,9 @@ def test_who_waits_for_others_and_wakes_up_often_gets_on() -> None:
     for turn in (0, 1):
         evidence["ranks"][0]["samples"][turn]["woke"] = [5 + 3 * turn, 8 + 3 * turn]
     assert judge(evidence).hung
+
+
+def test_the_loop_that_was_left_is_the_outer_one() -> None:
+    verdict = judge(load("early_stop_ddp"))
+    assert "for epoch in range(10)" in verdict.text
+    assert "`if patience >= 2`" in verdict.text
