@@ -99,7 +99,13 @@ def may_go_on(case: Case, view: View) -> bool:
 
 
 def children_work(case: Case, view: View) -> bool:
-    return any(_works(case, child) for child in view.rank["children"])
+    waits = view.wait.kind in ("subprocess", "join", "pipe", "queue")
+    return any(_works(case, child) or (waits and _comes_and_goes(child, view)) for child in view.rank["children"])
+
+
+def _comes_and_goes(child: Child, view: View) -> bool:
+    """Whether a child was started or has ended between the looks, as those of a compiler do, or was seen running."""
+    return len(child["samples"]) < len(view.rank["samples"]) or child["state"] == "R"
 
 
 def _works(case: Case, child: Child) -> bool:

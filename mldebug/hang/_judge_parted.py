@@ -257,7 +257,7 @@ def _passed_by(evidence: Evidence, few: Side, many: Side) -> Verdict | None:
         culprit, kind = behind, "extra-collective"
     numbers = singled_out(evidence, culprit.party.wait.path, culprit.numbers, (*few.numbers, *many.numbers))
     if kind == "skipped-collective":
-        how = f" ({spoken(ways)} leads around it)" if ways else ""
+        how = f" ({'an exception' if ways == 'try' else spoken(ways)} leads around it)" if ways else ""
         text = f"{name_ranks(numbers)} never entered {_call(behind)}{how}; {crowd(list(ahead.party.views))}. "
         text += sentence(crowd(list(behind.party.views)))
     else:
@@ -267,6 +267,9 @@ def _passed_by(evidence: Evidence, few: Side, many: Side) -> Verdict | None:
         )
         text += f"did not make. {sentence(crowd(list(ahead.party.views)))}"
     founded = ways or conditional or drift
+    known = any(frame_source(evidence, spot) for side in (few, many) for spot in side.path)
+    if known and not founded and numbers == culprit.numbers:
+        return None  # nothing in the text leads around a call: who is further may have ended it earlier, no more
     equal = len(few.numbers) == len(many.numbers) and numbers == culprit.numbers
     sure = "low" if equal else "high" if founded else "medium"
     return Verdict(True, kind, numbers, cap(text), sure, ("stacks", "program text"))
@@ -315,7 +318,7 @@ def _skips(evidence: Evidence, side: Side) -> str:
             conditions = [guard for guard in step["guards"] if is_condition(guard)]
             if jump and conditions and (index or side.around or step["what"] != "return"):
                 return conditions[-1]
-    return ""
+    return "try" if "try" in side.head else ""
 
 
 def _drift(evidence: Evidence, few: Side, many: Side) -> int:

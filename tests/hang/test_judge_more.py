@@ -205,3 +205,13 @@ def test_the_loop_that_was_left_is_the_outer_one() -> None:
     verdict = judge(load("early_stop_ddp"))
     assert "for epoch in range(10)" in verdict.text
     assert "`if patience >= 2`" in verdict.text
+
+
+def test_children_that_come_and_go_are_at_work() -> None:
+    evidence = load("pipe_deadlock")
+    child = evidence["ranks"][1]["children"][0]
+    assert judge(evidence).kind == "pipe-deadlock"
+    child.update(kind="other", command="as --64 -o x.o x.s", state="R", samples=child["samples"][:1])
+    child["samples"][0].update(threads=[], state="R", wchan="0")
+    verdict = judge(evidence)
+    assert (verdict.hung, verdict.kind) == (False, "straggler"), verdict.text
