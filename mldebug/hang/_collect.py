@@ -45,7 +45,8 @@ def collect(
     above them, `name` is a part of a command line, `user` whose processes are looked at. Integers and process groups
     among the local variables are always kept, and all others with `locals` only: they may hold private data. `native`
     adds stacks of C and C++ for the ranks that stand apart, and pauses these. What cannot be read has a reason in
-    `status` and `why`. Raises MldebugError where there is no /proc or no py-spy.
+    `status` and `why`. Raises MldebugError where there is no /proc or no py-spy, and UsageError for a pid that is not
+    there.
 
         evidence = collect(); verdict = judge(evidence)
     """

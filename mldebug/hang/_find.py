@@ -79,7 +79,7 @@ def find_ranks(
     uid, own = _uid(user), _own()
     for pid in pids:
         if pid not in everything:
-            raise MldebugError(f"there is no process {pid}", "`ps -ef` shows what runs")
+            raise UsageError(f"there is no process {pid}", "`ps -ef` shows what runs")
     mine = {pid: one for pid, one in everything.items() if pid in pids or (one.uid == uid and pid not in own)}
     below = children_of(everything)
     if pids:
@@ -95,7 +95,7 @@ def find_ranks(
     for one in ranks:
         jobs.setdefault(one.job, []).append(one)
     if not jobs:
-        return [], [_why_none(everything, uid, name)]
+        return [], [_why_none(everything, uid, name, pids)]
     notes = []
     chosen = max(jobs, key=lambda job: (len(jobs[job]), max(one.process.start for one in jobs[job])))
     for job, others in jobs.items():
@@ -325,12 +325,22 @@ def _zombies(found: list[Found], everything: dict[int, Process], below: dict[int
     ]
 
 
-def _why_none(everything: dict[int, Process], uid: int, name: str | None) -> str:
+def _why_none(everything: dict[int, Process], uid: int, name: str | None, pids: Sequence[int]) -> str:
+    if pids and name is None:
+        return "; ".join(_what_it_is(everything[pid]) for pid in pids[:3])
     others = {one.uid for one in everything.values() if one.uid != uid and _identity(one.env) is not None}
     if others:
         return f"no rank of yours was found here; uid {min(others)} has some: `--user {min(others)}` looks at them"
     what = f"whose command line has {name!r}" if name else "with RANK and WORLD_SIZE in its environment, or with torch"
     return f"no process {what} was found"
+
+
+def _what_it_is(one: Process) -> str:
+    """Why there is nothing to look at in a process that was asked for."""
+    if one.state in "ZX":
+        return f"process {one.pid} has ended, and is a zombie of process {one.parent}"
+    program = os.path.basename(one.command[0]) if one.command else "of the kernel"
+    return f"process {one.pid} ({program}) does not run Python, and neither does any below it"
 
 
 def _own() -> set[int]:

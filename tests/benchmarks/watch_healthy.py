@@ -239,6 +239,97 @@ SLOW = {
             with open(path, "a") as stream:
                 stream.write("x")
 """,
+    "thread_downloads": """
+    if rank == 0:
+        from concurrent.futures import ThreadPoolExecutor
+        import socket
+        server = socket.create_server(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        code = f"import socket, time\\nlink = socket.create_connection(('127.0.0.1', {port}))\\n"
+        code += f"for i in range({int(LONG)}): time.sleep(1); link.send(b'x' * 1000)"
+        child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        connection, _ = server.accept()
+        def fetch():
+            return connection.makefile("rb").read()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(fetch).result()
+        child.wait()
+""",
+    "asyncio_download": """
+    if rank == 0:
+        import asyncio
+        async def serve(reader, writer):
+            for part in range(int(LONG)):
+                await asyncio.sleep(1)
+                writer.write(b"x" * 1000)
+                await writer.drain()
+            writer.close()
+        async def fetch():
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            await reader.read()
+        asyncio.run(fetch())
+""",
+    "queue_of_a_producer": """
+    if rank == 0:
+        import queue
+        items = queue.Queue()
+        def produce():
+            for part in range(4):
+                time.sleep(LONG / 4)
+                items.put(part)
+        threading.Thread(target=produce, daemon=True).start()
+        for part in range(4):
+            items.get()
+""",
+    "fork_pool": """
+    if rank == 0:
+        import multiprocessing
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map(time.sleep, [LONG / 4] * 8)
+""",
+    "datasets_map": """
+    if rank == 0:
+        import datasets
+        def slow(row):
+            time.sleep(LONG / 8)
+            return row
+        datasets.Dataset.from_dict({"number": list(range(16))}).map(slow, num_proc=2)
+""",
+    "pipeline": """
+    if rank == 0:
+        end = time.time() + LONG
+        while time.time() < end:
+            sum(range(10000))
+        dist.send(torch.ones(4), 1)
+    elif rank == 1:
+        dist.recv(torch.ones(4), 0)
+        dist.send(torch.ones(4), 2)
+    else:
+        dist.recv(torch.ones(4), 1)
+""",
+    "polls_for_a_rank_that_works": """
+    path = os.path.join(os.environ["TMPDIR"], "cache")
+    if rank == 0:
+        end = time.time() + LONG
+        while time.time() < end:
+            sum(range(10000))
+        open(path, "w").close()
+    if rank == 1:
+        while not os.path.exists(path):
+            time.sleep(0.5)
+""",
+    "all_sleep": """
+    time.sleep(LONG)
+""",
+    "retries": """
+    if rank == 0:
+        for attempt in range(4):
+            try:
+                raise OSError("not there yet")
+            except OSError:
+                time.sleep(LONG / 4)
+""",
     "big_reduce": """
     tensor = torch.ones(1 << 25)
     for step in range(int(LONG)):

@@ -15,6 +15,7 @@ import pytest
 
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.hang import collect
+from mldebug.hang._watch_moves import stirred
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -216,3 +217,47 @@ def test_a_process_that_was_started_by_hand_is_rank_0_of_1() -> None:
         alone.kill()
         alone.wait()
         alone.stdout.close()
+
+
+def test_a_pid_with_nothing_to_look_at_says_what_it_is() -> None:
+    sleeper = subprocess.Popen(["sleep", "600"])
+    ended = subprocess.Popen(["true"])
+    try:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # leaves it a zombie
+        (note,) = collect(pids=[sleeper.pid], samples=1)["notes"]
+        assert note == f"process {sleeper.pid} (sleep) does not run Python, and neither does any below it"
+        (note,) = collect(pids=[ended.pid], samples=1)["notes"]
+        assert note == f"process {ended.pid} has ended, and is a zombie of process {os.getpid()}"
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+        ended.wait()
+    with pytest.raises(UsageError, match=f"there is no process {sleeper.pid}"):
+        collect(pids=[sleeper.pid])
+
+
+def test_what_a_thread_that_waits_for_data_does_is_seen() -> None:
+    program = """
+import socket, threading, time
+here, there = socket.socketpair()
+empty, other_end = socket.socketpair()
+def send():
+    while True:
+        time.sleep(0.1)
+        there.send(b"x")
+threading.Thread(target=send, daemon=True).start()
+print("ready", flush=True)
+while True: ({reads}).recv(1)
+"""
+    for moves, reads in ((True, "here"), (False, "empty")):
+        words = [sys.executable, "-c", program.replace("{reads}", reads)]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.5)
+            (rank,) = collect(pids=[process.pid], samples=3, interval=0.5)["ranks"]
+        finally:
+            process.kill()
+            process.communicate()
+        assert stirred(rank["samples"]) == moves
