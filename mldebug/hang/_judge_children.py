@@ -130,7 +130,10 @@ def _threads_work(case: Case, view: View) -> bool:
             continue
         then, now = read(old, case.evidence), read(thread, case.evidence)
         ticks = thread.get("ticks", 0) - old.get("ticks", 0)
-        moved = (then.path, then.ints) != (now.path, now.ints) or ticks > max(3, 5 * view.seconds)
+        wakes = thread.get("switches", 0) - old.get("switches", 0)
+        more = thread.get("io", 0) - old.get("io", 0)
+        stirs = now.kind in ("pipe", "idle") and (wakes >= 2 or more > 0)
+        moved = (then.path, then.ints) != (now.path, now.ints) or ticks > max(3, 5 * view.seconds) or stirs
         if now.path and moved and not _endless(case, now.path):
             return True
     return False

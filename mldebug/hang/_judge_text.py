@@ -81,8 +81,14 @@ def is_condition(guard: str) -> bool:
 
 
 def counts_only(guard: str) -> bool:
-    """Whether a condition is about the number of steps, as `if step >= limit` is."""
-    return bool(_COUNTS.search(guard)) and not re.search(r"loss|metric|best|patience|nan|score|acc|stop", guard)
+    """Whether a condition is about the number of steps or the end of the data, as `if step >= limit` is."""
+    if re.fullmatch(r"(if|else) (not )?\w*(batch|data|sample|item|inputs|chunk)\w*( is (not )?None)?", guard):
+        return True
+    if set(re.findall(r"(\w+)\(", guard)) - {"len", "min", "max", "int", "abs", "range"}:
+        return False  # who knows what it asks
+    return bool(_COUNTS.search(guard)) and not re.search(
+        r"loss|metric|best|patience|nan|score|acc|stop|stale|improv|converg", guard
+    )
 
 
 def is_poll(guard: str, text: str, steps: str) -> bool:

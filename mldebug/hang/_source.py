@@ -46,10 +46,12 @@ def is_library(file: str) -> bool:
         or "/dist-packages/" in file
         or file.startswith(("<", *_STDLIB))
         or "/lib/python3" in file
+        or file.startswith(_OURS)
         or "/" not in file
     )
 
 
+_OURS = f"{Path(__file__).resolve().parents[1]}/"
 _STDLIB = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")})
 
 

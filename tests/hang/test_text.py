@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.hang import Evidence, annotate
-from mldebug.hang._judge_text import asks_rank, holds, is_main_guard, is_poll, long_sleep, parts_ranks
+from mldebug.hang._judge_text import asks_rank, counts_only, holds, is_main_guard, is_poll, long_sleep, parts_ranks
 
 
 @pytest.mark.parametrize(
@@ -110,3 +110,21 @@ def test_steps_of_a_function(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["def broken(:\n", "x = 1\n", ""])
 def test_a_file_that_changed_or_does_not_parse_is_no_failure(tmp_path: Path, text: str) -> None:
     source(tmp_path, 40, text)
+
+
+@pytest.mark.parametrize(
+    ("guard", "counts"),
+    [
+        ("if step >= limit", True),
+        ("if step >= len(loader)", True),
+        ("if batch is None", True),
+        ("if not data", True),
+        ("if epoch % args.save_every == 0", True),
+        ("if self.improved(epoch)", False),
+        ("if stopper.step(val)", False),
+        ("if bad_epochs >= patience", False),
+        ("if time.time() > end", False),
+    ],
+)
+def test_conditions_on_the_number_of_steps(guard: str, counts: bool) -> None:
+    assert counts_only(guard) is counts
