@@ -180,6 +180,9 @@ def _stuck_child(case: Case, view: View) -> Verdict | None:
         if wait.kind == "idle" and forked(thread, child, view.rank) and _in_futex(child):
             text = f"{what}: native code that waits for threads, which a fork does not copy (tokenizers, OpenMP). "
             return Verdict(True, "fork-after-threads", (view.number,), cap(text) + rest(case.waiting), "medium", rests)
+        if any("concurrent/futures/" in frame["file"] for frame in thread["frames"]) and _alone(child):
+            text = f"{what}: for threads of a pool that was made before the fork, which does not copy them. "
+            return Verdict(True, "fork-after-threads", (view.number,), cap(text) + rest(case.waiting), "high", rests)
         if loads:
             text = f"{what} and does not move; rank {view.number} {doing(view.wait)}. {rest(case.waiting)}"
             return Verdict(True, "dataloader-worker", (view.number,), cap(text), "medium", rests)
@@ -190,6 +193,11 @@ def _stuck_child(case: Case, view: View) -> Verdict | None:
             True, "dataloader-worker", (view.number,), cap(text) + rest(case.waiting), "medium", ("process state",)
         )
     return None
+
+
+def _alone(child: Child) -> bool:
+    """Whether a child has one thread only, so that nobody in it can end what it waits for."""
+    return all(len(sample["threads"]) <= 1 for sample in child["samples"])
 
 
 def _in_futex(child: Child) -> bool:

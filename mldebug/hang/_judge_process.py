@@ -55,6 +55,8 @@ def left_early(case: Case) -> Verdict | None:
     """
     if not case.absent or not case.waiting or any(view.moved for view in case.seen):
         return None
+    if any(may_go_on(case, view) and not view.polls for view in case.outside):
+        return None  # the others may wait for that one
     return among_the_left(case.evidence, case.waiting, case.absent) or _absent(case, "is not there any more")
 
 
@@ -227,7 +229,7 @@ def elsewhere(case: Case) -> Verdict | None:
     left = left_a_loop(case.evidence, stuck, case.waiting)
     if left is not None:
         return left
-    text = f"{crowd(stuck)} and does not move. {rest(case.waiting)}"
+    text = f"{crowd(stuck)}, without moving. {rest(case.waiting)}"
     return Verdict(True, "unknown", numbers or culprits, cap(text), "medium", ("stacks",))
 
 

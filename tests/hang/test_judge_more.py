@@ -215,3 +215,15 @@ def test_children_that_come_and_go_are_at_work() -> None:
     child["samples"][0].update(threads=[], state="R", wchan="0")
     verdict = judge(evidence)
     assert (verdict.hung, verdict.kind) == (False, "straggler"), verdict.text
+
+
+def test_a_rank_that_is_gone_comes_before_those_that_try_again() -> None:
+    evidence = load("skip_collective")
+    evidence["ranks"] = [rank for rank in evidence["ranks"] if rank["rank"] != 2]
+    for sample in evidence["ranks"][0]["samples"]:
+        sample["threads"][0]["frames"] = [frame("main", line=17)]
+    evidence["source"]["/job/train.py:17"] = {"text": "time.sleep(100000)", "guards": [], "steps": []}
+    verdict = judge(evidence)
+    assert (verdict.kind, verdict.culprits) == ("missing-rank", (2,)), verdict.text
+    evidence["source"]["/job/train.py:17"]["text"] = "time.sleep(5)"
+    assert not judge(evidence).hung
