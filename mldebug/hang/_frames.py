@@ -168,7 +168,7 @@ def _kind(frames: list[Frame], users: list[Frame], thread: Thread, evidence: Evi
             return "dataloader", name, frame
         if name in ("_engine_run_backward", "run_backward") and "torch/autograd" in file:
             return ("busy" if thread["active"] else "backward"), "backward", frame
-        if "filelock/" in file or "portalocker/" in file or "fasteners/" in file:
+        if any(part in file for part in ("filelock/", "portalocker/", "fasteners/", "torch/utils/file_baton.py")):
             return "flock", name, frame
         if "subprocess.py" in file and name in ("wait", "_wait", "communicate", "_communicate", "_try_wait", "run"):
             return "subprocess", name, frame

@@ -33,7 +33,9 @@ def locks(case: Case) -> Verdict | None:
         holders = [
             view
             for view in case.waiting
-            if any(re.match(r"with .*lock", guard, re.I) for guard in guards_of(case.evidence, view.wait.path))
+            if any(
+                re.match(r"with .*lock|if .*acquire", guard, re.I) for guard in guards_of(case.evidence, view.wait.path)
+            )
         ]
         rests = ("stacks", "program text")
     if not holders:

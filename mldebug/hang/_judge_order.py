@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from mldebug.hang._frames import main_thread, members_to_be, way
 from mldebug.hang._judge_case import Case, cap, crowd, doing, name_ranks, place, sentence
 from mldebug.hang._judge_parted import Party, compare, singled_out
-from mldebug.hang._judge_text import holds
-from mldebug.hang._judge_views import View, frame_source
+from mldebug.hang._judge_text import holds, is_main_guard, parts_ranks
+from mldebug.hang._judge_views import View, frame_source, guards_of
 from mldebug.hang._verdict import Verdict
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def callbacks(case: Case) -> Verdict | None:
         f"{name_ranks(numbers)} {doing(found[0][1])}, called from {found[0][1].callback}: destructors and exit "
         f"handlers run when each process likes. {sentence(crowd(others))}"
     )
+    if len(others) < len(numbers):  # most let the object go, and these keep it
+        numbers = tuple(view.number for view in others)
     return Verdict(True, "collective-in-destructor", numbers, cap(text), "high", ("stacks",))
 
 
@@ -47,6 +49,10 @@ def group_makers(case: Case) -> Verdict | None:
     late = [view.number for view in others]
     members = {number for view in makers for number in _members(view)}
     culprits = tuple(number for number in late if number in members) or tuple(late)
+    few = tuple(view.number for view in makers)
+    guards = guards_of(case.evidence, makers[0].wait.path)
+    if len(few) < len(late) and any(is_main_guard(guard) and parts_ranks(guard, few, late) for guard in guards):
+        culprits = few  # what only the main process may do is what is wrong
     text = (
         f"{crowd(makers)}, which every rank of the job has to call, members or not; {name_ranks(late)} did not. "
         f"{sentence(crowd(others))}"
