@@ -144,6 +144,7 @@ def verb(numbers: Iterable[int], sentence: str) -> str:
             "is": "are",
             "holds": "hold",
             "asks": "ask",
+            "makes": "make",
             "waits": "wait",
             "sleeps": "sleep",
             "runs": "run",

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from mldebug.hang._frames import main_thread, members_to_be, way
-from mldebug.hang._judge_case import Case, cap, crowd, doing, name_ranks, place, sentence
+from mldebug.hang._judge_case import Case, cap, crowd, doing, name_ranks, place, sentence, verb
 from mldebug.hang._judge_parted import Party, compare, singled_out
 from mldebug.hang._judge_text import holds, is_main_guard, parts_ranks
 from mldebug.hang._judge_views import View, frame_source, guards_of
@@ -29,7 +29,7 @@ def callbacks(case: Case) -> Verdict | None:
         return None
     others = [view for view in case.seen if view.number not in numbers]
     text = (
-        f"{name_ranks(numbers)} {doing(found[0][1])}, called from {found[0][1].callback}: destructors and exit "
+        f"{verb(numbers, doing(found[0][1]))}, called from {found[0][1].callback}: destructors and exit "
         f"handlers run when each process likes. {sentence(crowd(others))}"
     )
     if len(others) < len(numbers):  # most let the object go, and these keep it
@@ -77,7 +77,7 @@ def _group_numbers(makers: list[View], others: list[View]) -> Verdict | None:
     awaited = members - set(names[behind])
     if awaited and awaited <= {view.number for view in others}:  # they are late there, and all that follows is late
         culprits = tuple(sorted(awaited))
-    groups = "; ".join(f"{name_ranks(numbers)} make group {name}" for name, numbers in list(names.items())[:4])
+    groups = "; ".join(verb(numbers, f"makes group {name}") for name, numbers in list(names.items())[:4])
     text = f"{groups}: {name_ranks(culprits)} did not make a group that the others made, as every rank has to."
     return Verdict(
         True, "missing-group-constructor", culprits, cap(text), "high" if counted else "low", ("stacks", "locals")
