@@ -141,6 +141,9 @@ def _worked_unseen(waits: tuple[Wait, ...], samples: list[Sample], ticks: int, s
     """Whether a rank was seen waiting each time but used CPU in between, though no thread of it was seen at work."""
     idle = all(wait.kind in COMMUNICATION for wait in waits)
     quiet = not any(thread["active"] for sample in samples for thread in sample["threads"])
+    mains = [thread for sample in samples if (thread := main_thread(sample["threads"])) and "ticks" in thread]
+    if len(mains) == len(samples) and mains and waits[-1].kind != "backward":  # that works in threads of its own
+        ticks = mains[-1]["ticks"] - mains[0]["ticks"]  # a thread of a library may spin for ever
     return len(waits) > 1 and idle and quiet and ticks > max(5, 30 * seconds)
 
 

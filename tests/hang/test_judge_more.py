@@ -227,3 +227,13 @@ def test_a_rank_that_is_gone_comes_before_those_that_try_again() -> None:
     assert (verdict.kind, verdict.culprits) == ("missing-rank", (2,)), verdict.text
     evidence["source"]["/job/train.py:17"]["text"] = "time.sleep(5)"
     assert not judge(evidence).hung
+
+
+def test_a_native_thread_that_spins_is_no_progress() -> None:
+    evidence = load("skip_collective")
+    for turn, sample in enumerate(evidence["ranks"][0]["samples"]):
+        sample["ticks"] = 100 + 90 * turn
+        sample["threads"][0]["ticks"] = 50
+    assert judge(evidence).culprits == (2,)
+    evidence["ranks"][0]["samples"][-1]["threads"][0]["ticks"] = 140
+    assert not judge(evidence).hung
