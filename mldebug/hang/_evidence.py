@@ -190,18 +190,23 @@ class Evidence(TypedDict):
 
 
 def merge_evidence(parts: Iterable[Evidence]) -> Evidence:
-    """The evidences of several nodes as one.
+    """The evidences of several nodes as one; a process that is in several is there once, as the last has it.
 
     evidence = merge_evidence([collect(), json.load(open("node2.json"))])
     """
     merged: Evidence = {"schema": SCHEMA, "time": 0.0, "hosts": [], "ranks": [], "notes": [], "source": {}}
+    ranks: dict[tuple[str, int, float], Rank] = {}
+    hosts: dict[tuple[str, str], Host] = {}
     for part in parts:
         merged["time"] = max(merged["time"], part["time"])
-        merged["hosts"] += part["hosts"]
-        merged["ranks"] += part["ranks"]
+        for host in part["hosts"]:
+            hosts[(host["host"], host["status"])] = host
+        for rank in part["ranks"]:  # the same file twice, or a node that was asked again: its later look
+            ranks[(rank["host"], rank["pid"], rank["start"])] = rank
         merged["notes"] += [note for note in part["notes"] if note not in merged["notes"]]
         merged["source"].update(part.get("source", {}))
-    merged["ranks"].sort(key=_order)
+    merged["hosts"] = list(hosts.values())
+    merged["ranks"] = sorted(ranks.values(), key=_order)
     return merged
 
 

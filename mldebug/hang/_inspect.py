@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from mldebug.hang._html import page
 from mldebug.hang._judge import judge, judge_case
 from mldebug.hang._judge_case import Case, name_ranks
 from mldebug.hang._judge_views import view
+from mldebug.hang._remote_shape import Unreadable, check
 from mldebug.hang._report import SpyReport
 from mldebug.hang._source import annotate
 from mldebug.hang._stacks_out import folded, speedscope
@@ -63,12 +65,19 @@ def load_evidence(paths: Sequence[str | os.PathLike[str]]) -> Evidence:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as exc:
             raise UsageError(f"cannot read {path}: {(exc.strerror or str(exc)).lower()}", "check the path") from exc
-        except ValueError as exc:
-            raise UsageError(f"{path} is not JSON: {exc}", "give a file that `mldebug spy -o FILE` wrote") from exc
+        except (ValueError, RecursionError) as exc:
+            raise UsageError(f"{path} is not JSON: {exc}", _WROTE) from exc
         if not is_evidence(document):
-            raise UsageError(f"{path} is no evidence of mldebug spy", "give a file that `mldebug spy -o FILE` wrote")
+            raise UsageError(f"{path} is no evidence of mldebug spy", _WROTE)
+        try:
+            check(document)
+        except (Unreadable, RecursionError) as exc:
+            raise UsageError(f"{path} is no evidence of mldebug spy, or is damaged: {exc}", _WROTE) from exc
         parts.append(document)
     return merge_evidence(parts)
+
+
+_WROTE = "give a file that `mldebug spy -o FILE` wrote"
 
 
 def save_evidence(evidence: Evidence, path: str | os.PathLike[str]) -> None:
@@ -86,12 +95,28 @@ def save_evidence(evidence: Evidence, path: str | os.PathLike[str]) -> None:
     else:
         text = json.dumps(evidence)
     try:
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            os.fchmod(handle, 0o600)  # the file may have been there
-            stream.write(text)
+        _write(name, text)
     except OSError as exc:
         raise MldebugError(f"cannot write {name}: {(exc.strerror or str(exc)).lower()}", "choose another file") from exc
+
+
+def _write(name: str, text: str) -> None:
+    """All of it or nothing: what a file of that name had is lost only once the new text is there."""
+    if os.path.exists(name) and not os.path.isfile(name):  # a pipe, or /dev/stdout
+        with open(name, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        return
+    name = os.path.realpath(name)
+    beside = f"{name}.{os.getpid()}.new"
+    try:
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(beside, name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
 
 
 def _owner(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""What the parts of an answer from another node must look like: everything else in it is left out, or refused."""
+"""What evidence from a file or from another node must look like: what is not so is left out, or refused."""
 
 from __future__ import annotations
 
@@ -28,6 +28,28 @@ CHILD = {
 }  # fmt: skip
 SAMPLE = {"woke?": [int], "io?": [int]}
 THREAD = {"switches?": int, "io?": int}
+
+# A whole document, as in a file.
+FRAME = {"name": str, "file": str, "line": int, "locals?": [{"name": str, "repr": str, "arg": bool}]}
+WHOLE_THREAD = {
+    "name": str, "tid": int, "active": bool, "gil": bool, "frames": [FRAME], "ticks?": int, **THREAD,
+}  # fmt: skip
+WHOLE_SAMPLE = {
+    "time": float, "state": str, "ticks": int, "threads": [WHOLE_THREAD], "wchan?": str, **SAMPLE,
+}  # fmt: skip
+CALL = {
+    "group": str, "seq": int, "op": str, "done": bool, "sizes?": [[int]], "frames?": [FRAME], "p2p?": bool,
+}  # fmt: skip
+EVIDENCE = {
+    "schema": int, "time": float, "hosts": [{"host": str, "status": str, "why?": str}], "notes": [str],
+    "source?": {str: SOURCE},
+    "ranks": [
+        {
+            **RANK, "host": str, "samples": [WHOLE_SAMPLE], "children": [{**CHILD, "samples": [WHOLE_SAMPLE]}],
+            "native?": [WHOLE_THREAD], "record?": {"calls": [CALL], "whole": bool, "groups?": GROUPS},
+        }
+    ],
+}  # fmt: skip
 
 
 class Unreadable(ValueError):
@@ -70,6 +92,17 @@ def fit(value: Any, shape: Any, text: Callable[[Any], str]) -> Any:
         elif name == key:
             raise Unreadable(f"{name} is missing")
     return found
+
+
+def check(document: Any) -> None:
+    """Raises Unreadable where a document from a file is no evidence."""
+    fit(document, EVIDENCE, _string)
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Unreadable(f"{str(value)[:40]!r} is no text")
+    return value
 
 
 def cut(value: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
