@@ -53,6 +53,8 @@ def _lines(report: SpyReport) -> Iterator[str]:
     yield f"<title>{_text(head)}</title><style>{_STYLE}</style></head>"
     yield f'<body class="{"hung" if verdict.hung else "fine"}"><h1>{_text(head)}</h1>'
     yield f"<p>{_text(verdict.text)}</p>"
+    if verdict.hint:
+        yield f"<p>{_text(f'hint: {verdict.hint}')}</p>"
     rests = f", from {', '.join(verdict.rests_on)}" if verdict.rests_on else ""
     yield f'<p class="dim">{_text(f"sure: {verdict.sure}{rests}")}</p>'
     if report.since:

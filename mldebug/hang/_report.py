@@ -80,7 +80,7 @@ class SpyReport(Report):
         document = {
             "schema": self.schema,
             "ok": self.ok,
-            "verdict": jsonable(self.verdict),
+            "verdict": {**jsonable(self.verdict), "hint": self.verdict.hint},
             "ranks": [*map(_entry, case.views), *map(_nameless, _unnumbered(self.evidence, case))],
             "absent": list(case.absent),
             "hosts": jsonable(self.evidence["hosts"]),
@@ -110,7 +110,8 @@ class SpyReport(Report):
         rests = ", from ".join([f"sure: {verdict.sure}", *([", ".join(verdict.rests_on)] if verdict.rests_on else [])])
         lines = [*_wrapped(self.headline, width, 2), *_wrapped(verdict.text, width, 2)]
         shown = lines if len(lines) <= 11 else [*lines[:10], "  ..."]
-        return [*shown, *_wrapped(rests, width, 2)[:2]]
+        hint = _wrapped(f"hint: {verdict.hint}", width, 2) if verdict.hint else []
+        return [*shown, *hint, *_wrapped(rests, width, 2)[:2]]
 
 
 def _tree_lines(case: Case, verdict: Verdict, width: int) -> list[str]:

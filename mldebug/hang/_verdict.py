@@ -29,3 +29,35 @@ class Verdict:
     sure: str = "low"  # low, medium, high
     rests_on: tuple[str, ...] = ()
     where: tuple[dict[str, Any], ...] = field(default=())
+
+    @property
+    def hint(self) -> str:
+        """What to do about it, in a line; "" where the text is all there is to say."""
+        return _HINTS.get(self.kind, "") if self.hung else ""
+
+
+_HINTS = {
+    "rank-guarded-collective": "let all ranks make the call, and keep only the writing under the condition",
+    "skipped-collective": "decide together whether to skip (all_reduce the flag), or make the call with zeros",
+    "extra-collective": "move the call to where all ranks pass",
+    "fewer-iterations": "give all ranks equally many batches (drop_last, equal shards), or use join()",
+    "more-iterations": "give all ranks equally many batches (drop_last, equal shards), or use join()",
+    "iteration-skew": "look for a `continue`, or for a start that differs after a resume",
+    "rank-local-decision": "let one rank decide, and broadcast its decision",
+    "dead-main-thread": "read the traceback on that rank's stderr; make the thread a daemon",
+    "missing-rank": "look at that rank's log, its node, and the kernel's out-of-memory messages",
+    "cross-group-order": "use the groups in one order on all ranks",
+    "missing-group-constructor": "let all ranks make all groups, members or not, in one order",
+    "p2p-cycle": "let even ranks send first, or use batch_isend_irecv",
+    "two-threads-one-group": "give each thread a group of its own",
+    "collective-in-destructor": "call it in a close() that all ranks reach",
+    "dataloader-worker": "see what the worker does at that line; DataLoader(timeout=...) turns it into an error",
+    "fork-with-lock-held": "start workers by spawn or forkserver, or before the threads",
+    "fork-after-threads": "start workers by spawn, or before the threads; TOKENIZERS_PARALLELISM=false",
+    "pipe-deadlock": "read the pipe while it is written (communicate()); empty a queue before join()",
+    "lock-barrier-cycle": "leave the lock before the barrier",
+    "gil-held": "release the GIL there, bound the regex, or do it in another process",
+    "process-stopped": "kill -CONT PID, once nobody debugs it",
+    "poll-loop": "see who should set what it asks for",
+    "network": "test the links between the nodes: the interface that is used, a firewall, the switch",
+}

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.hang import Evidence, load_evidence, merge_evidence, save_evidence, spy
+from mldebug.hang import Evidence, SpyReport, Verdict, load_evidence, merge_evidence, save_evidence, spy
+from mldebug.hang._verdict import KINDS
 
 EVIDENCE = Path(__file__).parent / "evidence"
 
@@ -140,3 +141,13 @@ def test_ranks_without_permission_are_shown_with_the_remedy() -> None:
     evidence["ranks"][2].update(status="no-permission", why="run it as root", samples=[])
     text = spy(evidence).text()
     assert "2: no-permission: run it as root" in text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_hang_says_what_to_do(kind: str) -> None:
+    hung, slow = Verdict(True, kind), Verdict(False, kind)
+    assert bool(hung.hint) == (kind not in ("unknown", "straggler"))
+    assert slow.hint == ""
+    text = SpyReport(hung, load("p2p_ring")).text()
+    assert ("\nhint: " in text) == bool(hung.hint)
+    assert max(map(len, text.splitlines())) <= 80
