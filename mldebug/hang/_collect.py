@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mldebug.core.stacks import Stacks, dump, process_state
 from mldebug.hang import _agent_files as agent
-from mldebug.hang._evidence import SCHEMA
+from mldebug.hang._evidence import ALL_LOCALS, SCHEMA
 from mldebug.hang._find import Found, Process, find_ranks, runs_python
 from mldebug.hang._nccl import Watcher
 from mldebug.hang._proc import io_of, locks_of, shared_pipes, switches_of, thread_ticks, ticks_of, wchan_of
@@ -95,7 +95,7 @@ def collect(
         "time": time.time(),
         "hosts": [{"host": host, "status": "ok"}],
         "ranks": ranks,
-        "notes": [*notes, *nccl.notes()],
+        "notes": [*([ALL_LOCALS] if locals else []), *notes, *nccl.notes()],
     }
 
 

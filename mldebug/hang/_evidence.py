@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
 SCHEMA = 1
+# A note of evidence that was taken with all local variables.
+ALL_LOCALS = "all local variables are in this evidence and are shown: they may hold private data"
 
 
 class Local(TypedDict):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mldebug.core.hosts import fold_hosts
 from mldebug.core.report import Report, jsonable, paint
-from mldebug.hang._evidence import Evidence
+from mldebug.hang._evidence import ALL_LOCALS, Evidence
 from mldebug.hang._frames import own_frames, read
 from mldebug.hang._judge_case import Case, name_ranks, place, ranges
 from mldebug.hang._merge import Node, chains, merge_stacks
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from mldebug.hang._judge_views import View
 
 Spot = tuple[str, str, int]  # file, function, line
-_TREE, _TROUBLE, _CHILDREN, _NOTES = 24, 8, 6, 4  # the most lines of each part: 60 in all
+_TREE, _TROUBLE, _CHILDREN, _NOTES, _LOCALS = 24, 8, 6, 4, 10  # the most lines of each part: 60 in all
+
+_LINES = 59
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,11 @@ class SpyReport(Report):
         if self.since:
             lines += ["", *_wrapped(self.since, width, 2)]
         lines += _child_lines(case, self.verdict, width)
+        if ALL_LOCALS in self.evidence["notes"]:
+            lines += _local_lines(case, self.verdict, width)
         lines += _trouble_lines(self.evidence, case, width)
+        if len(lines) > _LINES:
+            lines = [*lines[: _LINES - 1], "... (--json has all)"]
         text = "\n".join(lines)
         return paint(text) if color else text
 
@@ -174,6 +180,20 @@ def _child_lines(case: Case, verdict: Verdict, width: int) -> list[str]:
             words = [f"rank {view.number}: {child['kind']} child {child['pid']}", *([state] if state else [])]
             lines.append(textwrap.shorten(f"  {', '.join(words)}{at}", width, placeholder="..."))
     return _capped("children", lines, _CHILDREN)
+
+
+def _local_lines(case: Case, verdict: Verdict, width: int) -> list[str]:
+    """The local variables where the culprits stand, or the first rank where there is none."""
+    lines: list[str] = []
+    chosen = [view for view in case.seen if view.number in verdict.culprits] or case.seen[:1]
+    for view in chosen[:2]:
+        if view.wait.site is not None:
+            lines.append(f"rank {view.number} at {place(view.wait)}:")
+            for local in view.wait.site.get("locals", []):
+                text, most = " ".join(f"{local['name']} = {local['repr']}".split()), width - 4
+                lines.append(text if len(text) <= most else f"{text[: most - 3]}...")
+    shown = [line if line.startswith("rank ") else f"    {line}" for line in lines]
+    return _capped("local variables", shown, _LOCALS)
 
 
 def _trouble_lines(evidence: Evidence, case: Case, width: int) -> list[str]:

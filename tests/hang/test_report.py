@@ -11,6 +11,7 @@ import pytest
 
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.hang import Evidence, SpyReport, Verdict, load_evidence, merge_evidence, save_evidence, spy
+from mldebug.hang._evidence import ALL_LOCALS
 from mldebug.hang._verdict import KINDS
 
 EVIDENCE = Path(__file__).parent / "evidence"
@@ -151,3 +152,16 @@ def test_every_kind_of_hang_says_what_to_do(kind: str) -> None:
     text = SpyReport(hung, load("p2p_ring")).text()
     assert ("\nhint: " in text) == bool(hung.hint)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_all_locals_are_shown_where_the_culprits_stand_with_a_warning() -> None:
+    evidence = load("skip_collective")
+    assert "local variables" not in spy(evidence).text()
+    samples = next(one for one in evidence["ranks"] if one["rank"] == 2)["samples"]
+    for frame in (frame for sample in samples for frame in sample["threads"][0]["frames"]):
+        frame["locals"] = [{"name": f"secret{n}", "repr": "x" * 200, "arg": False} for n in range(30)]
+    evidence["notes"].append(ALL_LOCALS)
+    text = spy(evidence).text()
+    assert "rank 2 at skip_collective.py:" in text
+    assert "    secret0 = xxx" in text and "they may hold private data" in " ".join(text.split())
+    assert len(text.splitlines()) < 60 and max(map(len, text.splitlines())) <= 80
