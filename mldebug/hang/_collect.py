@@ -102,9 +102,11 @@ def collect(
 def _look_again(pool: ThreadPoolExecutor, looks: list[_Look], nccl: Watcher, deadline: float, everything: bool) -> None:
     """A step on GPUs may take seconds in which nothing is seen to move: wait for a sign, then look once more."""
     end = min(time.monotonic() + _PATIENCE, deadline - 1.0)
+    pause = 0.25
     while nccl.still and time.monotonic() < end:
-        time.sleep(0.25)
+        time.sleep(min(pause, max(0.0, end - time.monotonic())))
         nccl.sample()
+        pause *= 2  # each question goes to all nodes of the job
     tasks = [pool.submit(task, deadline, everything) for look in looks for task in look.tasks()]
     for task in tasks:
         task.result()

@@ -177,8 +177,8 @@ def _of_this_node(answer: dict[str, Any], pids: set[int]) -> dict[str, Any]:
         everyone = (*group["ranks"], *group["missing_ranks"])
         for rank in everyone:
             rank["here"] = rank["host"] == home and rank["pid"] in pids
-        if any(rank["here"] for rank in everyone):
-            groups.append(group)
+        if any(rank["here"] for rank in everyone):  # of thousands of ranks, keep what is read here
+            groups.append({**group, "ranks": [rank for rank in group["ranks"] if rank["here"]]})
     return {**answer, "communicators": groups}
 
 
@@ -223,7 +223,6 @@ def _counts(answer: dict[str, Any]) -> dict[tuple[str, int], dict[str, int]]:
         (group["hash"], rank["pid"]): {name: count for name, count in rank["counts"].items() if count}
         for group in answer["communicators"]
         for rank in group["ranks"]
-        if rank["here"]
     }
 
 
