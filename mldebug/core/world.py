@@ -1,9 +1,10 @@
-"""Which rank this process is, read from what the launcher left in the environment."""
+"""Which rank this process is, and of which job, read from what the launcher left in the environment."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -21,41 +22,119 @@ def world() -> World:
     """Say which rank this process is; a process started by no launcher is rank 0 of 1.
 
     Reads torchrun's, Open MPI's, PMI's (MPICH, Intel MPI, Cray) and SLURM's variables and imports nothing of torch.
+    It never fails: of launchers that contradict each other the inner one is believed (`mldebug.ranks.rank` raises).
 
         if world().rank == 0:
             save(report)
     """
     host = socket.gethostname()
-    for ranks, local_ranks, sizes in _LAUNCHERS:
-        rank, size = _number(ranks), _number(sizes)
-        if rank is not None and size is not None:
-            return World(rank, _number(local_ranks) or 0, size, host)
-    if _in_slurm_step():
-        rank, size = _number(("SLURM_PROCID",)), _number(("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
-        if rank is not None and size is not None:
-            return World(rank, _number(("SLURM_LOCALID",)) or 0, size, host)
+    for claim in claims(os.environ):
+        return World(claim.rank, claim.local_rank or 0, claim.size, host)
     return World(0, 0, 1, host)
 
 
-# For each launcher the variables of rank, local rank and world size. The inner launcher comes before the outer one:
-# torchrun and mpirun are often started by srun, and then SLURM's numbers are those of the launcher.
+def job() -> str:
+    """A name for this process's job that all of its ranks on this node share, with no spaces and no slashes.
+
+    It is the launcher's own id (of torchrun, Open MPI, Cray PALS, or SLURM's job and step), else MASTER_ADDR and
+    MASTER_PORT, else the session: of a program that no launcher started, with all that it started itself.
+
+        lock = f"/tmp/{os.getuid()}-{job()}.lock"
+    """
+    kept = "".join(sign if sign.isalnum() or sign in "-_.:" else "_" for sign in _job(os.environ))
+    return kept[:200]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one launcher says in the environment. `local_rank` is None where it does not say it."""
+
+    launcher: str
+    rank: int
+    local_rank: int | None
+    size: int
+    names: tuple[str, ...]  # the variables that it was read from
+
+
+def claims(env: Mapping[str, str]) -> list[Claim]:
+    """What each launcher says, the inner ones first: torchrun and mpirun are often started by srun.
+
+    A set of variables that is incomplete, or no number, is left out, as is SLURM's where it is not about this process:
+    in a batch script and in an interactive shell.
+
+        for claim in claims(os.environ):
+            print(claim.launcher, claim.rank)
+    """
+    found = []
+    for launcher, ranks, local_ranks, sizes in _LAUNCHERS:
+        if launcher == "srun" and not _in_slurm_step(env):
+            continue
+        rank, local, size = _number(env, ranks), _number(env, local_ranks), _number(env, sizes)
+        if rank is not None and size is not None:
+            names = tuple(one[0] for one in (rank, local, size) if one is not None)
+            found.append(Claim(launcher, rank[1], local[1] if local is not None else None, size[1], names))
+    return found
+
+
 _LAUNCHERS = (
-    (("RANK",), ("LOCAL_RANK",), ("WORLD_SIZE",)),
-    (("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",)),
-    (("PMI_RANK",), ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"), ("PMI_SIZE",)),
+    ("torchrun", ("RANK",), ("LOCAL_RANK",), ("WORLD_SIZE",)),
+    ("mpirun", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",)),
+    ("PMI", ("PMI_RANK",), ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"), ("PMI_SIZE",)),
+    ("srun", ("SLURM_PROCID",), ("SLURM_LOCALID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
 )
 
+# The steps that SLURM makes for the shell of an allocation, a batch script, what is outside of steps, and waiting jobs.
+_NO_STEPS = ("4294967290", "4294967291", "4294967292", "4294967293", "interactive", "batch", "extern")
 
-def _in_slurm_step() -> bool:
+
+def _in_slurm_step(env: Mapping[str, str]) -> bool:
     """A batch script runs once, as process 0, though SLURM_NTASKS already has the size of the steps to come."""
-    step = any(name in os.environ for name in ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID", "SLURM_STEPID"))
-    return step or bool(_number(("SLURM_PROCID",)))
+    ids = [env[name] for name in ("SLURM_STEP_ID", "SLURM_STEPID") if name in env]
+    if any(one in _NO_STEPS for one in ids):
+        return False
+    if not (ids or "SLURM_STEP_NUM_TASKS" in env):
+        return (_number(env, ("SLURM_PROCID",)) or ("", 0))[1] > 0
+    return not _in_shell_of_srun(env)
 
 
-def _number(names: tuple[str, ...]) -> int | None:
-    """The first of these variables that holds a count."""
+def _in_shell_of_srun(env: Mapping[str, str]) -> bool:
+    """Whether somebody typed the command into `srun --pty bash`, which is a step of its own, of whatever size.
+
+    What is started by srun from within such a shell inherits SLURM_PTY_PORT, but is the task itself.
+    """
+    if "SLURM_PTY_PORT" not in env or env.get("SLURM_PROCID") != "0":
+        return False
+    task = env.get("SLURM_TASK_PID", "")
+    if not task.isdecimal():
+        return True
+    try:
+        return int(task) != os.getpid() and os.readlink(f"/proc/{task}/fd/0").startswith(("/dev/pts/", "/dev/tty"))
+    except OSError:
+        return False
+
+
+def _job(env: Mapping[str, str]) -> str:
+    address = f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}"
+    if run := env.get("TORCHELASTIC_RUN_ID", ""):
+        return f"torchrun-{run}-{address}"  # the run's id is "none" unless it is given
+    for name in ("OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid", "PALS_APID"):
+        if value := env.get(name, ""):
+            return f"mpi-{value}"
+    if "OMPI_COMM_WORLD_SIZE" in env and (value := env.get("PMIX_NAMESPACE", "")):
+        return f"mpi-{value}"
+    if (value := env.get("SLURM_JOB_ID", "") or env.get("SLURM_JOBID", "")) and "SLURM_PROCID" in env:
+        return f"slurm-{value}.{env.get('SLURM_STEP_ID', '') or env.get('SLURM_STEPID', '') or 'batch'}"
+    if address.strip(":"):
+        return f"master-{address}"
+    if "PMI_SIZE" in env:
+        return f"mpi-{os.getppid()}"  # the proxy of mpiexec on this node
+    return f"session-{os.getsid(0)}" if hasattr(os, "getsid") else f"pid-{os.getpid()}"
+
+
+def _number(env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, int] | None:
+    """The first of these variables that holds a count, and the count."""
     for name in names:
-        value = os.environ.get(name, "").strip()
+        value = env.get(name, "").strip()
         if value.isdecimal():
-            return int(value)
+            return name, int(value)
     return None
