@@ -41,7 +41,7 @@ def job() -> str:
 
         lock = f"/tmp/{os.getuid()}-{job()}.lock"
     """
-    kept = "".join(sign if sign.isalnum() or sign in "-_.:" else "_" for sign in _job(os.environ))
+    kept = "".join(sign if (sign.isascii() and sign.isalnum()) or sign in "-_.:" else "_" for sign in _job(os.environ))
     return kept[:200]
 
 
