@@ -49,6 +49,7 @@ class TraceFile:
         self.stopped = False  # nothing is written any more: the disk is full, say
         self._rotate, self._keep, self._compress, self._note = rotate, keep, compress, note
         self._parent: int | None = None
+        self._started = now()
         self._lock = threading.Lock()
         self._compressor = Compressor() if compress else None
         make_folder(self.folder)
@@ -73,7 +74,7 @@ class TraceFile:
     def close(self) -> None:
         """Write that the trace ended in order, and close; waits some seconds for pieces that are being compressed."""
         if self.fd >= 0:
-            self.write(END + f" {_now()}\n".encode())
+            self.write(END + f" {now()}\n".encode())
             fd, self.fd = self.fd, -1
             self.stopped = True
             os.close(fd)
@@ -87,7 +88,7 @@ class TraceFile:
         self._lock = threading.Lock()  # the other one may be held by a thread that is not here
         if self._compressor is not None:
             self._compressor = Compressor()
-        self._parent = self._pid
+        self._parent, self._started = self._pid, now()
         try:
             self._open()
         except OSError as exc:
@@ -106,7 +107,7 @@ class TraceFile:
             os.close(fd)
         else:
             self.fd = lift(fd)
-        head = header(piece=self.piece, parent=self._parent, note=self._note)
+        head = header(started=self._started, piece=self.piece, parent=self._parent, note=self._note)
         self._size = len(head)
         self._limit_size()
         os.write(self.fd, head)
@@ -204,19 +205,23 @@ def _names(stem: str, ending: str) -> Iterator[str]:
         again += 1
 
 
-def header(*, piece: int = 1, parent: int | None = None, note: str = "") -> bytes:
-    """The first line of each file: who this is. `parent` is the traced process that a child was forked from."""
+def header(*, started: str, piece: int = 1, parent: int | None = None, note: str = "") -> bytes:
+    """The first line of each file: who this is, and when the clock of its lines began.
+
+    `parent` is the traced process that a child was forked from.
+    """
     me = world()
     words = [f"# mldebug trace 1 host={me.host} rank={me.rank} world={me.world_size} pid={os.getpid()}"]
     words += [f"parent={parent}"] if parent is not None else []
     words += [f"piece={piece}"] if piece > 1 else []
-    words += [f"started={_now()} python={platform.python_version()}"]
+    words += [f"started={started} python={platform.python_version()}"]
     words += [note] if note else []
     words += [f"argv={json.dumps(sys.argv)[:2000]}"]
     return " ".join(words).replace("\n", " ").encode("utf-8", "backslashreplace") + b"\n"
 
 
-def _now() -> str:
+def now() -> str:
+    """The time of day with its zone, in milliseconds."""
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 

@@ -25,7 +25,7 @@ import time
 import zlib
 
 from mldebug.core.errors import UsageError
-from mldebug.tracing._files import create, header, make_folder, warn
+from mldebug.tracing._files import create, header, make_folder, now, warn
 from mldebug.tracing._lines import shorten
 
 TIME = 0xFFFF_FFFF_0000_0000
@@ -50,6 +50,9 @@ class Ring:
     last: memoryview  # of "Q", one for each thread
     head: memoryview  # of "Q", one
     mask: int
+    _texts_used: int
+    _values_used: int
+    _threads_used: int
 
     def __init__(
         self,
@@ -149,11 +152,11 @@ class Ring:
             raise
         finally:
             os.close(fd)
-        now, clock = time.time_ns(), time.monotonic_ns()
-        line = header(parent=self._parent, note=self._note)[: HEADER_SIZE - HEAD.size - 1]
+        wall, clock = time.time_ns(), time.monotonic_ns()
+        line = header(started=now(), parent=self._parent, note=self._note)[: HEADER_SIZE - HEAD.size - 1]
         fields = (layout.slots, layout.count, layout.texts, layout.texts_size, layout.values, layout.values_size)
         map_[HEAD.size : HEAD.size + len(line)] = line
-        map_[: HEAD.size] = HEAD.pack(MAGIC, self._flags, self._pid, now, clock, len(line), *fields)
+        map_[: HEAD.size] = HEAD.pack(MAGIC, self._flags, self._pid, wall, clock, len(line), *fields)
         self._use(map_, layout)
 
     def _use(self, map_: mmap.mmap, layout: Layout) -> None:

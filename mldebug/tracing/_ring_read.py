@@ -7,6 +7,7 @@ import os
 import sys
 from array import array
 from collections.abc import Iterator
+from itertools import chain
 
 from mldebug.tracing import _ring as layout
 from mldebug.tracing._lines import clock
@@ -27,6 +28,11 @@ class RingReader:
         if len(self._map) < layout.FIRST or self._map[:24] != layout.MAGIC:
             raise ValueError(f"{path} is no ring of a trace")
         fields = layout.HEAD.unpack(self._map[: layout.HEAD.size])
+        self._flags: int
+        self._clock: int
+        self.pid: int
+        self.started_ns: int
+        length: int
         _, self._flags, self.pid, self.started_ns, self._clock, length, *parts = fields
         self._slots, self._count, self._texts, self._texts_size, self._values, self._values_size = parts
         ends = (self._slots + self._count * 8, self._texts + self._texts_size, self._values + self._values_size)
@@ -37,6 +43,7 @@ class RingReader:
         ended_ns = int.from_bytes(self._map[layout.ENDED_AT : layout.HEAD_AT], "little")
         self.ended_ns = ended_ns or None  # None: the process was killed, or still runs
         self._started = (self._clock << 12 & layout.TIME) >> 32
+        self._plain = _Plain(self)
         self._texts_seen: dict[int, tuple[bytes, int, bool] | None] = {}
         self._names: dict[int, bytes] = {}
 
@@ -52,37 +59,46 @@ class RingReader:
         yield self.header
         inside = {record >> layout.THREAD_SHIFT & 1023 for record in records}
         old = [record for index, record in enumerate(self._last()) if record and index not in inside]
-        context = -1
+        context: tuple[int, int] | None = None
         gone = self._oldest_value(records)
-        for index, record in enumerate([*sorted(old, key=self._tick), *records]):
+        start = self._tick(records[0]) if records else 0
+        for index, record in enumerate(chain(sorted(old, key=self._tick), records)):
+            if index >= len(old) and (not record or self._tick(record) + 2 < start):
+                continue  # of a thread that was killed before its store: empty, or from the lap before
             ref = record & layout.REFS
             thread = record >> layout.THREAD_SHIFT & 1023
-            entry = None if ref >= layout.VALUES and index - len(old) < gone else self._text(ref)
+            entry = None if ref >= layout.VALUES and index - len(old) < gone else self.text(ref)
             text, own, timed = entry or (b"(a text that was overwritten)", 0, True)
             frame = own or (ref if not timed else 0)
             if own and (thread, own) != context:
-                call = self._text(own)
+                call = self.text(own)
                 if call is not None:
                     yield self._before(record, thread, False) + call[0]
-            context = (thread, frame) if frame else context
+            if frame:
+                context = (thread, frame)
             yield self._before(record, thread, timed) + text
 
-    def records(self, last: int | None = None) -> list[int]:
+    def records(self, last: int | None = None) -> array[int]:
         """The newest `last` records, or all, oldest first."""
-        words = array("Q")
         newest = self._newest()
-        count = self._count if last is None else min(last, self._count)
+        held = self._count if self.is_full else newest + 1
+        count = held if last is None else min(last, held)
         first = (newest + 1 - count) % self._count
-        words.frombytes(self._bytes(first, min(count, self._count - first)))
-        words.frombytes(self._bytes(0, count - min(count, self._count - first)))
-        if sys.byteorder != "little":
-            words.byteswap()
-        found = [word for word in words if word]
-        if not found:
-            return []
-        # A thread that was killed before its store leaves a record of the lap before, which is older than all others.
-        start = self._tick(found[0])
-        return [word for word in found if self._tick(word) + 2 >= start]
+        words = array("Q", self._bytes(first, min(count, self._count - first)))
+        words.frombytes(self._bytes(0, count - len(words)))
+        return words
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the ring went round, so that its first lines are gone."""
+        return self._slot(self._count - 1) != 0
+
+    def main_text(self, records: array[int]) -> bytes:
+        """The texts of the first thread in these records, each on a line, without calls shown again."""
+        texts = self._plain
+        if len(texts) > 200_000:
+            texts.clear()  # values without end
+        return b"".join([texts[word & layout.REFS] for word in records if not word & _THREAD and word])
 
     def seconds(self, record: int) -> float:
         """The time of a record, since the start of the trace."""
@@ -104,13 +120,14 @@ class RingReader:
         return self._map[at : at + count * 8]
 
     def _slot(self, index: int) -> int:
-        return int.from_bytes(self._bytes(index % self._count, 1), "little")
+        record: int = int.from_bytes(self._bytes(index % self._count, 1), "little")
+        return record
 
     def _newest(self) -> int:
         """The slot of the newest record: at the head, or a little behind it if a thread died before it said so."""
-        at = int.from_bytes(self._map[layout.HEAD_AT : layout.HEAD_AT + 8], "little") % self._count
+        at: int = int.from_bytes(self._map[layout.HEAD_AT : layout.HEAD_AT + 8], "little") % self._count
         newest = max((self._tick(record) for record in self._last() if record), default=0)
-        found = at
+        found: int = at
         for step in range(1, 65):
             record = self._slot(at + step)
             if (
@@ -142,7 +159,7 @@ class RingReader:
             self._names[thread] = self._map[at : at + layout.NAME_SIZE].rstrip(b"\0").replace(b"\n", b" ") or b"?"
         return self._names[thread]
 
-    def _text(self, ref: int) -> tuple[bytes, int, bool] | None:
+    def text(self, ref: int) -> tuple[bytes, int, bool] | None:
         """The text of a ref, the context it belongs to, and whether it has a time; None if it is not there."""
         if ref in self._texts_seen:
             return self._texts_seen[ref]
@@ -159,7 +176,7 @@ class RingReader:
             self._texts_seen[ref] = found
         return found
 
-    def _oldest_value(self, records: list[int]) -> int:
+    def _oldest_value(self, records: array[int]) -> int:
         """The index of the first record whose value is not overwritten: back from the newest, a lap of values."""
         room, at = self._values_size, None
         for index in range(len(records) - 1, -1, -1):
@@ -175,6 +192,21 @@ class RingReader:
                 return index + 1
             at = here
         return 0
+
+
+_THREAD = (layout.THREADS - 1) << layout.THREAD_SHIFT
+
+
+class _Plain(dict[int, bytes]):
+    """Ref -> its text as a line."""
+
+    def __init__(self, reader: RingReader) -> None:
+        self._reader = reader
+
+    def __missing__(self, ref: int) -> bytes:
+        entry = self._reader.text(ref)
+        self[ref] = line = (entry[0] if entry else b"?") + b"\n"
+        return line
 
 
 def read_ring(path: str | os.PathLike[str]) -> Iterator[bytes]:
