@@ -14,7 +14,7 @@ from mldebug.ranks._alive import Beat, Pause, Watched, card, named
 from mldebug.ranks._board import Board, Note, board_for, write_quietly
 from mldebug.ranks._files import ticks
 from mldebug.ranks._mounts import kind_of
-from mldebug.ranks._site import count, site_of_caller, site_of_function
+from mldebug.ranks._site import base_of, count, site_of_caller, site_of_function
 from mldebug.ranks._world import Who, distributed, host, local_rank, who
 
 _Function = TypeVar("_Function")
@@ -86,7 +86,7 @@ class main_process_first(Scope):
         node_only = scope.startswith("node")
         board = board_for(me, node_only=node_only, store=self._store, timeout=self._timeout)
         first = me.rank == main if main is not None else local_rank() == 0
-        base = _base(me, f"first/{scope}/{self._name or site.rpartition(':')[0]}")
+        base = base_of(me, f"first/{scope}/{self._name or site.rpartition(':')[0]}")
         place = self._name if self._name is not None else site
         return _Gate(board, f"{base}/{count(base)}", me, first, ranks, place, self._timeout)
 
@@ -152,7 +152,7 @@ class main_process_by_path_first(main_process_first):
             if kind == "local":
                 return
             raise
-        base = _base(me, f"kind/{self._name or site.rpartition(':')[0]}")
+        base = base_of(me, f"kind/{self._name or site.rpartition(':')[0]}")
         mine = {"kind": kind, "type": type_, **card(me)}
         first = board.claim(f"{base}/{count(base)}", mine)
         if first.get("kind") != kind:
@@ -287,8 +287,3 @@ def _text(exc: BaseException | None) -> str:
 def _node() -> str:
     """This node's name among the job's: two agents of torchrun on one machine are two nodes."""
     return os.environ.get("GROUP_RANK", "") if "TORCHELASTIC_RUN_ID" in os.environ else host()
-
-
-def _base(me: Who, name: str) -> str:
-    """Keys of a job that torchrun has restarted are not those of its first attempt."""
-    return f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{me.size}/{name}"

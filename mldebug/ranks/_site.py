@@ -9,6 +9,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from mldebug.ranks._world import Who
+
 _counts: dict[str, int] = {}
 _lock = threading.Lock()
 _INNER = ("mldebug.core.", "mldebug.ranks.", "contextlib")
@@ -30,12 +32,20 @@ def caller() -> FrameType | None:
     return frame
 
 
+def function_of(frame: FrameType) -> str:
+    """The function that a frame runs: `file.py function`. Nodes may have the file in different folders."""
+    return f"{os.path.basename(frame.f_code.co_filename)} {frame.f_code.co_name}"
+
+
+def site_of(frame: FrameType) -> str:
+    """Where a frame stands: `file.py function:line`."""
+    return f"{function_of(frame)}:{frame.f_lineno}"
+
+
 def site_of_caller() -> str:
-    """Where the user's code called into us: `file.py function:line`. Nodes may have the file in different folders."""
+    """Where the user's code called into us."""
     frame = caller()
-    if frame is None:
-        return "?:0"
-    return f"{os.path.basename(frame.f_code.co_filename)} {frame.f_code.co_name}:{frame.f_lineno}"
+    return site_of(frame) if frame is not None else "?:0"
 
 
 def site_of_function(function: Any) -> str:
@@ -47,3 +57,8 @@ def site_of_function(function: Any) -> str:
     if code is None:
         return f"{getattr(function, '__qualname__', type(function).__qualname__)}:0"
     return f"{os.path.basename(code.co_filename)} {code.co_name}:{code.co_firstlineno}"
+
+
+def base_of(me: Who, name: str) -> str:
+    """The names of a job that torchrun has restarted are not those of its first attempt."""
+    return f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{me.size}/{name}"
