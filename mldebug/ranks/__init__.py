@@ -15,17 +15,21 @@ from mldebug.core.lazy import lazy_names
 if TYPE_CHECKING:
     from mldebug.ranks._breakpoint import breakpoint_on
     from mldebug.ranks._first import local_main_process_first, main_process_by_path_first, main_process_first
+    from mldebug.ranks._logs import logs
+    from mldebug.ranks._logs_report import LogsReport
     from mldebug.ranks._output import LockedOutput
     from mldebug.ranks._printflock import print_once, printflock, rank0_print
     from mldebug.ranks._world import host, job, local_rank, rank, world_size
 
 __all__ = [
     "LockedOutput",
+    "LogsReport",
     "breakpoint_on",
     "host",
     "job",
     "local_main_process_first",
     "local_rank",
+    "logs",
     "main_process_by_path_first",
     "main_process_first",
     "print_once",
@@ -38,11 +42,13 @@ __all__ = [
 # Public name -> the module that defines it. Type checkers read the imports above instead.
 _HOMES = {
     "LockedOutput": "mldebug.ranks._output",
+    "LogsReport": "mldebug.ranks._logs_report",
     "breakpoint_on": "mldebug.ranks._breakpoint",
     "host": "mldebug.ranks._world",
     "job": "mldebug.ranks._world",
     "local_main_process_first": "mldebug.ranks._first",
     "local_rank": "mldebug.ranks._world",
+    "logs": "mldebug.ranks._logs",
     "main_process_by_path_first": "mldebug.ranks._first",
     "main_process_first": "mldebug.ranks._first",
     "print_once": "mldebug.ranks._printflock",

@@ -1,0 +1,332 @@
+"""logs(): a log that many ranks wrote into, sorted out."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.ranks._logs_ends import MARKS, Ends
+from mldebug.ranks._logs_fold import Entry, Window
+from mldebug.ranks._logs_normal import STAMP, names_of, normal_peer
+from mldebug.ranks._logs_prefix import Prefixes, Who, from_user, inside, ranks_of_names, recognise
+from mldebug.ranks._logs_read import LogFile, cleaned, find_logs, in_turns, looks_binary
+from mldebug.ranks._logs_report import FoldedLine, LogsReport, make_report
+from mldebug.ranks._logs_source import Source, Sources
+from mldebug.ranks._logs_split import Split
+from mldebug.ranks._logs_traceback import HEADER, Gathering, Kinds
+from mldebug.ranks._logs_weave import Weave
+
+
+def logs(
+    files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    ranks: Iterable[int] | None = None,
+    prefix: str | None = None,
+    grep: str | None = None,
+    split: str | os.PathLike[str] | None = None,
+    lines: int = 40,
+    on_line: Callable[[FoldedLine], None] | None = None,
+) -> LogsReport:
+    """Sort out the logs of a job: whose line is it, which tracebacks are there, and which of them came first.
+
+    `files` are paths, folders of logs, or "-" for stdin. Equal lines of several ranks become one with the set of ranks;
+    the report keeps the last `lines` of them, and `on_line` is called with each. Ranks may be chosen (`ranks`), and
+    lines by a regular expression (`grep`). `prefix` describes a prefix that is not recognised by itself, as a format
+    (`"<{rank}> "`) or a regular expression; `split` is a folder for one file a rank. A file that cannot be read is a
+    MldebugError. Memory stays bounded: logs of 10 GB and 1,024 ranks are read in one pass.
+
+        report = logs("slurm-4711.out")
+        print(report.text()); report.tracebacks[0].ranks
+    """
+    names = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    if not names:
+        raise UsageError("no log to read", "name files or folders, or - for stdin")
+    try:
+        wanted_text = re.compile(grep) if grep is not None else None
+    except re.error as exc:
+        raise UsageError(
+            f"--grep {grep!r} is no regular expression: {exc}", "escape brackets with a backslash"
+        ) from exc
+    own = from_user(prefix) if prefix is not None else None
+    reading = _Reading(own, None if ranks is None else frozenset(ranks), Split(split) if split is not None else None)
+    kept: deque[FoldedLine] = deque(maxlen=lines)
+
+    def out(entry: Entry) -> None:
+        text = entry.text.decode("utf-8", "replace")
+        half = len(text) // 2
+        if half > 5 and text[:half] == text[half:]:  # two writers met: the line break of the first came later
+            reading.broken += 1
+        if wanted_text is not None and not wanted_text.search(text):
+            return
+        members = reading.sources.members(entry.mask)
+        reading.sources.settle()
+        found = FoldedLine(
+            text,
+            tuple(sorted({source.rank for source in members if source.rank is not None})),
+            tuple(sorted({source.words for source in members if source.rank is None})),
+            entry.times + 1,
+            names_of(entry.differs),
+            entry.line,
+        )
+        kept.append(found)
+        if on_line is not None:
+            on_line(found)
+
+    reading.window = Window(out)
+    reading.read(find_logs(names))
+    return make_report(reading, tuple(kept))
+
+
+class _File:
+    """What is known of one file while it is read."""
+
+    def __init__(self, file: LogFile, label: str, rank: int | None, prefixes: Prefixes) -> None:
+        self.file = file
+        self.label = label
+        self.rank = rank
+        self.prefixes = prefixes
+        self.known: dict[bytes, Source] = {}
+        self.inside: dict[bytes, Source] = {}
+        self.other: Source | None = None  # the writer of lines without a prefix
+        self.last: Source | None = None
+        self.weave = Weave()
+        self.stem = b""  # how the prefixes of this file begin
+        self.time = b""
+
+
+class _Reading:
+    """One pass over the files."""
+
+    window: Window
+
+    def __init__(self, own: Prefixes | None, ranks: frozenset[int] | None, split: Split | None) -> None:
+        self.sources = Sources()
+        self.kinds = Kinds()
+        self.ends = Ends()
+        self.split = split
+        self.split_files = 0
+        self.broken = 0  # lines in which two writers met
+        self.interleaved = 0
+        self.lines = 0
+        self.size = 0
+        self.names: list[str] = []
+        self.used: list[str] = []  # a prefix of each kind, as it was found
+        self.notes: list[str] = []
+        self._own = own
+        self.ranks = ranks
+        self._open = 0  # tracebacks under way
+
+    def read(self, paths: list[str]) -> None:
+        states: dict[int, _File] = {}
+        ranks = ranks_of_names(paths) if len(paths) > 1 or "attempt_" in paths[0] or "rank" in paths[0] else [None]
+        for path, rank in zip(paths, ranks, strict=True):
+            file = LogFile(path)
+            head = file.head()
+            if looks_binary(head):
+                if len(paths) == 1:
+                    raise MldebugError(f"{path} is no log: it looks binary", "name the file that the job printed into")
+                self.notes.append(f"{path} looks binary: it was left out")
+                continue
+            prefixes = self._own or recognise(cleaned(head).split(b"\n"))
+            states[id(file)] = _File(file, path if len(paths) > 1 else "", rank, prefixes)
+        self.names = [state.file.path for state in states.values()]
+        groups: dict[int, list[LogFile]] = {}
+        for state in states.values():  # what was tried first is read first
+            attempt = re.search(r"attempt_(\d+)[/\\]", state.file.path)
+            groups.setdefault(int(attempt[1]) if attempt else 0, []).append(state.file)
+        try:
+            for _attempt, files in sorted(groups.items()):
+                for file, data in in_turns(files):
+                    self._piece(states[id(file)], data)
+        except KeyboardInterrupt:
+            self.notes.append("interrupted: this is what was read until then")
+        for state in states.values():
+            for one in state.weave.open:
+                self._finish(one, self._other(state), 0)
+            self.interleaved += state.weave.interleaved
+            if state.file.note:
+                self.notes.append(f"{state.file.path}: {state.file.note}")
+        for source in self.sources.all:
+            if source.open is not None:
+                self._finish(source.open, source, 0)
+        self.sources.settle()
+        self.window.finish()
+        if self.split is not None:
+            self.split_files = self.split.finish()
+
+    def _piece(self, state: _File, data: bytes) -> None:
+        lines = data.split(b"\n")
+        number = state.file.number
+        state.file.number += len(lines)
+        self.lines += len(lines)
+        self.size += len(data) + 1
+        stem = state.stem
+        mixed = bool(stem) and data.count(stem) != data.count(b"\n" + stem) + data.startswith(stem)
+        if mixed or self._open or any(mark in data for mark in MARKS):
+            for line in lines:
+                number += 1
+                self._careful(state, line, number)
+        else:
+            self._plain(state, lines, number)
+
+    def _plain(self, state: _File, lines: list[bytes], number: int) -> None:
+        """Lines that end nothing: the common case, and the fast one."""
+        match, known, add, split = state.prefixes.match, state.known, self.window.add, self.split
+        other = None
+        source: Source | None = None
+        for line in lines:
+            number += 1
+            found = match(line)
+            if found:
+                prefix = found[1]
+                source = known.get(prefix)
+                if source is None:
+                    source = self._learn(state, prefix)
+                text = line[found.end() :]
+            else:
+                text = line
+                if b"ank " in line or b"] NCCL " in line:
+                    source = self._without_prefix(state, line)
+                else:
+                    if other is None:
+                        other = self._other(state)
+                    source = other
+            source.lines += 1
+            if text:
+                source.last = text
+                if source.wanted:
+                    add(text, source, number)
+            if split is not None:
+                split.add(source, text)
+        state.last = source
+
+    def _careful(self, state: _File, line: bytes, number: int) -> None:
+        """The same where a traceback or another end may be: every line is looked at."""
+        found = state.prefixes.match(line)
+        if found:
+            prefix = found[1]
+            source = state.known.get(prefix) or self._learn(state, prefix)
+            text = line[found.end() :]
+        else:
+            prefix, text = b"", line
+            last = state.last
+            if (
+                last is not None
+                and last.open is not None
+                and last is not state.other
+                and (not line.strip() or line[:1] in b" \t")
+            ):
+                source = last  # torch's hook leaves the empty lines of a traceback without a prefix
+            else:
+                source = self._without_prefix(state, line)
+        within = state.prefixes.within(text) if b"]" in text else None
+        if within is not None and not within.string[: within.start()].rstrip().endswith((b'"', b"'", b"`")):
+            self.broken += 1
+            self._one(state, source, prefix, text[: within.start()], number)
+            self._careful(state, text[within.start() :], number)
+            return
+        self._one(state, source, prefix, text, number)
+
+    def _one(self, state: _File, source: Source, prefix: bytes, text: bytes, number: int) -> None:
+        state.last = source
+        source.lines += 1
+        if self.split is not None:
+            self.split.add(source, text)
+        if text.count(b":") > 1 and (stamp := STAMP.search(text)):
+            state.time = source.time = stamp[0]
+        if not self._of_traceback(state, source, prefix, text, number) and text.strip():
+            self.ends.look(text, source)
+            source.last = text
+            if source.wanted:
+                self.window.add(text, source, number)
+
+    def _of_traceback(self, state: _File, source: Source, prefix: bytes, text: bytes, number: int) -> bool:
+        """Whether the line is part of a traceback; begins and ends them."""
+        hook = b"[rank" in prefix
+        alone = source is not state.other or source.rank is not None
+        if alone and source.open is not None:
+            verdict = source.open.take(text, hook)
+            if verdict is not None:
+                return verdict
+            self._finish(source.open, source, number)
+            source.open = None
+        elif not alone and state.weave.open:
+            taken, over = (
+                (False, [])
+                if text.startswith(HEADER) and state.weave.open[-1].state != "chain"
+                else state.weave.take(text)
+            )
+            for one in over:
+                self._finish(one, source, number)
+            if taken:
+                return True
+        at = text.find(HEADER)
+        if at < 0:
+            return False
+        start = text.rfind(b"+ Exception Group ", 0, at)
+        before = text[: at if start < 0 else start].strip()
+        if before and not before.endswith((b":", b"|", b"]", b">")):  # somebody's line had no end: this is another's
+            self.broken += 1
+        one = Gathering(text[at:] if start < 0 else text, number, state.file.path, source.time or state.time, hook)
+        self._open += 1
+        one.entry = self.window.reserve(source, number)
+        if alone:
+            source.open = one
+        elif (oldest := state.weave.begin(one)) is not None:
+            self._finish(oldest, source, number)
+        return True
+
+    def _finish(self, one: Gathering, source: Source, number: int) -> None:
+        self._open -= 1
+        if any(b"ChildFailedError" in line for line in one.exceptions):
+            self.ends.read_summary(one.lines)
+        if not source.wanted:
+            return
+        kind = self.kinds.add(one, source)
+        if kind is not None and not kind.launcher and one.entry is not None:
+            text = b"<traceback> " + (one.exceptions[-1] if one.exceptions else kind.exception)
+            self.window.settle(
+                one.entry, text, b"<traceback>%d " % kind.order + normal_peer(text, source.rank, source.local)
+            )
+
+    # Whose line is it
+
+    def _learn(self, state: _File, prefix: bytes) -> Source:
+        who = state.prefixes.who(prefix)
+        source = self.sources.of(who, state.label, state.rank)
+        state.known[prefix] = source
+        if (
+            who.rank is not None and who.local is not None
+        ):  # what came before under the outer prefix alone is the same rank
+            for earlier in [known for known in state.known if prefix.startswith(known)]:
+                state.known[earlier] = source
+        if not state.stem:
+            if (example := prefix.decode("utf-8", "replace").strip()) not in self.used and len(self.used) < 8:
+                self.used.append(example)
+            state.stem = re.split(rb"\d", prefix)[0] if len(re.split(rb"\d", prefix)[0]) > 2 else b""
+        self._choose(source)
+        return source
+
+    def _without_prefix(self, state: _File, line: bytes) -> Source:
+        if state.rank is None and (found := inside(line)) is not None:
+            key, who = found
+            source = state.inside.get(key)
+            if source is None:
+                source = state.inside[key] = self.sources.of(who, state.label, None)
+                self._choose(source)
+            return source
+        return self._other(state)
+
+    def _other(self, state: _File) -> Source:
+        if state.other is None:
+            state.other = self.sources.of(Who(), state.label, state.rank)
+            self._choose(state.other)
+        return state.other
+
+    def _choose(self, source: Source) -> None:
+        if self.ranks is not None:
+            rank = source.local if source.rank is None else source.rank
+            source.wanted = rank in self.ranks

@@ -1,0 +1,115 @@
+"""What a log says of the ends of ranks besides tracebacks: torchrun's summary, NCCL's watchdog, signals, OOM."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mldebug.ranks._logs_source import Source
+
+# Where none of these stands in a piece of the log, its lines need no second look.
+MARKS = (
+    b"Traceback", b"Watchdog caught", b"last enqueued", b"Fatal Python", b"egmentation fault", b"terminate called",
+    b"Bus error", b"oom", b"OOM", b"Killed", b"exitcode", b"srun: error", b"CANCELLED", b"NCCL WARN", b"core dumped",
+)  # fmt: skip
+
+_WATCHDOG = re.compile(rb"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
+_QUEUED = re.compile(rb"last enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)")
+_FAILED = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_FIELD = re.compile(rb" *(time|host|rank|exitcode) *: (.*)")
+_EVENTS = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (rb"Fatal Python error: ([^\n]{1,80})", "Fatal Python error: %s"),
+        (rb"[Ss]egmentation fault", "segmentation fault"),
+        (rb"Bus error", "bus error (a full /dev/shm is the usual reason)"),
+        (rb"terminate called after throwing an instance of '([^']*)'", "C++ exception %s ended it"),
+        (rb"oom[-_ ]kill|Out of memory: Killed|OOM Killed|OOMKilled", "killed for want of memory (OOM)"),
+        (rb"srun: error: (\S+: tasks? [\d,-]+: [^\n]{1,60})", "srun: %s"),
+        (rb"CANCELLED AT \S+ (DUE TO [A-Z ]+)", "SLURM cancelled the job %s"),
+        (rb"NCCL WARN ([^\n]{1,160})", "NCCL WARN %s"),
+    )
+)
+_SIGNALS = {
+    -9: "SIGKILL: the OOM killer, or kill -9",
+    -11: "SIGSEGV",
+    -6: "SIGABRT",
+    -7: "SIGBUS: a full /dev/shm?",
+    -15: "SIGTERM",
+}
+
+
+@dataclass
+class Failure:
+    """One rank in the summary that torchrun prints at the end."""
+
+    rank: int
+    host: str = ""
+    time: str = ""
+    exitcode: int | None = None
+    first: bool = False  # torchrun's "root cause": the failure that it saw first
+
+    @property
+    def words(self) -> str:
+        why = f" ({_SIGNALS[self.exitcode]})" if self.exitcode in _SIGNALS else ""
+        return f"exit code {self.exitcode}{why}"
+
+
+class Ends:
+    """What was seen, with the ranks it was seen of; bounded."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, int] = {}  # words -> mask of sources
+        self.timeouts: dict[tuple[str, int], int] = {}  # (collective, number) -> mask
+        self.enqueued: dict[int, tuple[int, int]] = {}  # index of a source -> last enqueued, last completed
+        self.failures: dict[int, Failure] = {}
+        self.launcher_said = False
+
+    def look(self, text: bytes, source: Source) -> None:
+        """One line that belongs to no traceback."""
+        found = _WATCHDOG.search(text)
+        if found:
+            key = (found[2].decode(), int(found[1]))
+            if key in self.timeouts or len(self.timeouts) < 64:
+                self.timeouts[key] = self.timeouts.get(key, 0) | source.bit
+        found = _QUEUED.search(text)
+        if found and source.index not in self.enqueued:
+            self.enqueued[source.index] = (int(found[1]), int(found[2]))
+        found = _FAILED.search(text)
+        if found:
+            self.launcher_said = True
+        for pattern, words in _EVENTS:
+            found = pattern.search(text)
+            if found:
+                said = words % found[1].decode("utf-8", "replace") if found.groups() else words
+                if said in self.events or len(self.events) < 100:
+                    self.events[said] = self.events.get(said, 0) | source.bit
+                break
+
+    def read_summary(self, lines: list[bytes]) -> None:
+        """The block that torchrun prints with its ChildFailedError."""
+        self.launcher_said = True
+        root = False
+        fields: dict[bytes, bytes] = {}
+        for line in lines:
+            if line.startswith(b"Root Cause"):
+                root = True
+            found = _FIELD.match(line)
+            if not found:
+                continue
+            fields[found[1]] = found[2].strip()
+            if found[1] == b"exitcode":
+                self._failure(fields, root)
+                fields = {}
+
+    def _failure(self, fields: dict[bytes, bytes], root: bool) -> None:
+        rank, code = re.match(rb"\d+", fields.get(b"rank", b"")), re.match(rb"-?\d+", fields.get(b"exitcode", b""))
+        if rank is None:
+            return
+        number = int(rank[0])
+        known = self.failures.get(number)
+        if known is None:
+            host, time = (fields.get(name, b"").decode("utf-8", "replace") for name in (b"host", b"time"))
+            self.failures[number] = Failure(number, host, time.replace("_", " "), int(code[0]) if code else None, root)
+        elif root:
+            known.first = True
