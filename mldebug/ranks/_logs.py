@@ -52,32 +52,36 @@ def logs(
         ) from exc
     own = from_user(prefix) if prefix is not None else None
     reading = _Reading(own, None if ranks is None else frozenset(ranks), Split(split) if split is not None else None)
-    kept: deque[FoldedLine] = deque(maxlen=lines)
+    kept: deque[Entry] = deque(maxlen=lines)
+    eager = on_line is not None or wanted_text is not None
 
     def out(entry: Entry) -> None:
-        text = entry.text.decode("utf-8", "replace")
+        text = entry.text
         half = len(text) // 2
         if half > 5 and text[:half] == text[half:]:  # two writers met: the line break of the first came later
             reading.broken += 1
-        if wanted_text is not None and not wanted_text.search(text):
-            return
-        members = reading.sources.members(entry.mask)
-        reading.sources.settle()
-        found = FoldedLine(
-            text,
-            tuple(sorted({source.rank for source in members if source.rank is not None})),
-            tuple(sorted({source.words for source in members if source.rank is None})),
-            entry.times + 1,
-            names_of(entry.differs),
-            entry.line,
-        )
-        kept.append(found)
-        if on_line is not None:
-            on_line(found)
+        if eager:
+            if wanted_text is not None and not wanted_text.search(text.decode("utf-8", "replace")):
+                return
+            if on_line is not None:
+                on_line(_folded(entry, reading.sources))
+        kept.append(entry)
 
     reading.window = Window(out)
     reading.read(find_logs(names))
-    return make_report(reading, tuple(kept))
+    return make_report(reading, tuple(_folded(entry, reading.sources) for entry in kept))
+
+
+def _folded(entry: Entry, sources: Sources) -> FoldedLine:
+    members = sources.members(entry.mask)
+    return FoldedLine(
+        entry.text.decode("utf-8", "replace"),
+        tuple(sorted({source.rank for source in members if source.rank is not None})),
+        tuple(sorted({source.words for source in members if source.rank is None})),
+        entry.times + 1,
+        names_of(entry.differs),
+        entry.line,
+    )
 
 
 class _File:

@@ -6,7 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from mldebug.ranks._logs_normal import ADDRESS, normal
+from mldebug.ranks._logs_normal import ADDRESS, STAMP, TIME, normal
 from mldebug.ranks._logs_source import Source
 
 _ENTRIES = 100_000  # different lines that may wait for their equals
@@ -53,6 +53,13 @@ class Window:
                 return
             key, differs = entry.key, 0
         else:
+            stamp = STAMP.match(text)
+            if stamp is not None:  # the common line: a time, and then what all say
+                entry = self._known.get(b"<time>" + text[stamp.end() :])
+                if entry is not None and not entry.mask & bit:
+                    entry.mask |= bit
+                    entry.differs |= TIME
+                    return
             if size > _LONG:
                 text = b"%s ... (%d bytes, %s)" % (
                     text[:_LONG],

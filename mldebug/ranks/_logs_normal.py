@@ -26,21 +26,13 @@ def normal(text: bytes, rank: int | None, local: int | None) -> tuple[bytes, int
     """`text` with what follows from the rank taken out, and which of these it had."""
     what = 0
     if text.count(b":") > 1:
-        if text[:1] in b"[IWEF" and (found := _LEADING.match(text)):
-            text = b"<time>" + text[found.end() :]
-            what |= TIME
-        if STAMP.search(text):
-            text = STAMP.sub(b"<time>", text)
-            what |= TIME
-        if b"] NCCL" in text and _NCCL.match(text):
-            text = _NCCL.sub(b"<pid> NCCL", text)
-            what |= PID
-    if b"0x" in text and _HEX.search(text):
-        text = _HEX.sub(b"0x..", text)
-        what |= ADDRESS
-    if (b"id" in text or b"PID" in text or b"process " in text) and _PID.search(text):
-        text = _PID.sub(rb"\g<1><pid>", text)
-        what |= PID
+        text, what = _without_time(text)
+    if b"0x" in text:
+        text, found = _HEX.subn(b"0x..", text)
+        what |= ADDRESS if found else 0
+    if b"pid" in text or b"PID" in text or b"tid" in text or b"process " in text:
+        text, found = _PID.subn(rb"\g<1><pid>", text)
+        what |= PID if found else 0
     if b"ank" in text or b"RANK" in text:
         text, what = _without_rank(text, rank, what)
     if b"cuda:" in text and rank is not None:
@@ -58,6 +50,26 @@ def normal_peer(text: bytes, rank: int | None, local: int | None) -> bytes:
 
 def names_of(what: int) -> tuple[str, ...]:
     return tuple(name for bit, name in NAMES.items() if what & bit)
+
+
+def _without_time(text: bytes) -> tuple[bytes, int]:
+    what = 0
+    first = text[:1]
+    found = None
+    if first in b"[IWEF":  # the logs of Google and torch: letter, date, time and thread
+        found = _LEADING.match(text)
+    elif first.isdigit():
+        found = STAMP.match(text)
+    if found:
+        text = b"<time>" + text[found.end() :]
+        what = TIME
+    if text.count(b":") > 1:
+        text, count = STAMP.subn(b"<time>", text)
+        what |= TIME if count else 0
+        if b"] NCCL" in text and _NCCL.match(text):
+            text = _NCCL.sub(b"<pid> NCCL", text)
+            what |= PID
+    return text, what
 
 
 def _without_rank(text: bytes, rank: int | None, what: int) -> tuple[bytes, int]:

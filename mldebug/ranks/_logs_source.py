@@ -43,6 +43,7 @@ class Sources:
     def __init__(self) -> None:
         self.all: list[Source] = []
         self._by: dict[object, Source] = {}
+        self._settled = 0
 
     def of(self, who: Who, file: str, file_rank: int | None) -> Source:
         """The writer that a prefix in a file names."""
@@ -74,6 +75,7 @@ class Sources:
 
     def settle(self) -> None:
         """At the end: local ranks of one node are ranks, those of several are called by the node as well."""
+        self._settled = len(self.all)
         groups = {source.group for source in self.all if source.local is not None}
         for source in self.all:
             if source.rank is None and source.local is not None:
@@ -83,6 +85,9 @@ class Sources:
                     source.words = f"{'/'.join(source.group)}:{source.local}"
 
     def members(self, mask: int) -> list[Source]:
+        """The writers whose bits these are."""
+        if len(self.all) != self._settled:
+            self.settle()
         found = []
         while mask:
             low = mask & -mask

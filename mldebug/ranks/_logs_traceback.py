@@ -169,17 +169,19 @@ class Kinds:
     def add(self, got: Gathering, source: Source) -> Kind | None:
         while len(got.lines) > 1 and not got.lines[-1].strip():
             got.lines.pop()
-        key, message = _key(got, source)
+        last = got.exceptions[-1] if got.exceptions else _last_said(got.lines)
+        victim = victim_words(_from_last(got.lines, last))
+        frames, message = _key(got, source)
+        key = (frames, victim)  # where all wait at the same line, one of them may say something else
         kind = self.all.get(key)
         if kind is None:
             if len(self.all) >= _KINDS:
                 self.left_out += 1
                 return None
             text = b"\n".join(got.lines)
-            last = got.exceptions[-1] if got.exceptions else _last_said(got.lines)
             kind = Kind(text, last, got.line, got.file, len(self.all), got.time, whole=got.whole)
             kind.launcher = bool(got.exceptions and _LAUNCHER.match(last))
-            kind.victim = victim_words(_from_last(got.lines, last))
+            kind.victim = victim
             self.all[key] = kind
         elif got.time and (not kind.time or got.time < kind.time):
             kind.time = got.time
