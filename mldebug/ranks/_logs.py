@@ -178,12 +178,13 @@ class _Reading:
 
     def _plain(self, state: _File, lines: list[bytes], number: int) -> None:
         """Lines that end nothing: the common case, and the fast one."""
-        match, known, add, split = state.prefixes.match, state.known, self.window.add, self.split
+        match, starts, known = state.prefixes.match, state.prefixes.starts, state.known
+        add, split = self.window.add, self.split
         other = None
         source: Source | None = None
         for line in lines:
             number += 1
-            found = match(line)
+            found = match(line) if line[:1] in starts else None
             if found:
                 prefix = found[1]
                 source = known.get(prefix)

@@ -44,6 +44,8 @@ FORMATS = (
     Format("host:", r"<host>:(?: |$)", weak=True),
 )
 
+_BUILT_IN = frozenset(one.name for one in FORMATS)
+
 # Lines that name their rank inside: the text stays as it is.
 _INSIDE = re.compile(rb"(?:\[[^\]]*\] ?){0,4}\[(?:PG [^\]]*?)?[Rr]ank (?P<rank>\d+)\]"
                      rb"|(?P<host>[\w.-]+):\d+:\d+ \[(?P<local>\d+)\] NCCL ")  # fmt: skip
@@ -61,12 +63,14 @@ class Who:
 class Prefixes:
     """The prefixes of one log: `match(line)` is a match whose group 1 is the prefix, `who(prefix)` what it says."""
 
-    def __init__(self, formats: Iterable[Format], outer_is_node: bool = False) -> None:
+    def __init__(self, formats: Iterable[Format], outer_is_node: bool = False, dated: bool = True) -> None:
         self.formats = tuple(formats)
         self._outer_is_node = outer_is_node
         self._parts = [(one, one.compiled()) for one in self.formats]
         either = b"|".join(b"(?:" + one.plain() + b")" for one in self.formats) or b"(?!)"
-        self.match = re.compile(_DATE + b"((?:" + either + b"){1,3})").match
+        self.match = re.compile((_DATE if dated else b"") + b"((?:" + either + b"){1,3})").match
+        plain = not dated and not any(one.weak or one.name not in _BUILT_IN for one in self.formats)
+        self.starts = b"[(" if plain else bytes(range(256))  # what a prefix can begin with
         strong = [one.plain() for one in self.formats if not one.weak]
         self.within = re.compile(rb"(?<=\S)(?:" + (b"|".join(strong) or b"(?!)") + b")(?=.)").search
 
@@ -122,7 +126,9 @@ def recognise(sample: list[bytes]) -> Prefixes:
             starts = one.compiled().match
             node = any((found := starts(line)) and inner(line[found.end() :]) for line in lines)
             break  # one of these at most: `host:` would also match what `host 3:` does
-    return Prefixes(chosen, outer_is_node=node)
+    found = Prefixes(chosen, outer_is_node=node)
+    dated = any((hit := found.match(line)) and hit.start(1) > 0 for line in lines)
+    return found if dated else Prefixes(chosen, outer_is_node=node, dated=False)
 
 
 def from_user(text: str) -> Prefixes:

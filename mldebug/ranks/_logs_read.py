@@ -7,6 +7,7 @@ import gzip
 import lzma
 import os
 import re
+import resource
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from mldebug.core.errors import MldebugError, UsageError
 _PIECE = 256 << 10
 _TURN = 8 << 20  # bytes of all files together before the first is read on
 _LINE = 4 << 20  # bytes of a line without an end that are kept
-_OPEN = 200  # files that are open at the same time
 _MAGIC = ((b"\x1f\x8b", gzip.open), (b"BZh", bz2.open), (b"\xfd7zXZ\0", lzma.open))
 _ENDINGS = (".log", ".out", ".err", ".txt", ".stdout", ".stderr", ".gz", ".xz", ".bz2")
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -127,6 +127,7 @@ class LogFile:
 def in_turns(files: Sequence[LogFile]) -> Iterator[tuple[LogFile, bytes]]:
     """Lines of all files, a piece of each in turn, so that what their ranks said together stands together."""
     size = max(4096, min(_PIECE, _TURN // max(1, len(files))))
+    most = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 128)  # files that are open at the same time
     left = list(files)
     while left:
         still = []
@@ -136,7 +137,7 @@ def in_turns(files: Sequence[LogFile]) -> Iterator[tuple[LogFile, bytes]]:
                 yield file, data
             if not file.ended:
                 still.append(file)
-                if len(left) > _OPEN:
+                if len(left) > most:
                     file.close(keep_place=True)
         left = still
 
