@@ -1,0 +1,284 @@
+"""The lock that printing goes through: among the processes of a job on this node, and among the threads of each."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import functools
+import mmap
+import os
+import select
+import struct
+import sys
+import threading
+import time
+
+from mldebug.ranks._lock_file import open_lock_file, remove_lock_file
+
+BOUND = 5.0  # seconds that a holder may stand still with an output that takes more
+SLOTS = 512  # outputs that are told apart; two that share a slot only wait for each other now and then
+
+# What take() returns, for free().
+NOTHING, THREAD, BOTH = 0, 1, 2
+
+
+class PrintLock:
+    """One lock for each output of a job on this node: a byte, its slot, of one file that all processes open.
+
+    The kernel releases it when its holder dies. One that stands still (stopped, in a debugger, stuck in other code)
+    for `bound` seconds while the output takes more is passed by: take() says so once and returns without the lock.
+    A full pipe is waited for, as any print waits for it. A signal handler may take it again in the same thread.
+
+        had = LOCK.take(slot, fd)  # fd: the output, to see whether it takes more; -1 where there is none
+        try: write()
+        finally: LOCK.free(slot, had)
+    """
+
+    def __init__(self) -> None:
+        self._threads = threading.RLock()
+        self._fd = -1
+        self._file: os.stat_result | None = None
+        self._checked = 0.0  # when it was seen that the file is still the one that all agree on
+        # Of each slot its last holder, as pid << 32 | turn: tells a busy lock from a stuck one.
+        self._holders = memoryview(bytearray(8 * SLOTS)).cast("Q")
+        self._held: dict[int, int] = {}  # slot -> how many times, by the thread that owns _threads
+        self._turns = 0
+        self._passed_by: dict[int, int] = {}  # slot -> the holder that stood still
+        self._pause = _SHORTEST
+        self._waited = 0.0  # when somebody else had the lock
+        self._without = False  # there is no lock file to be had, which has been said
+        self._leaving = False
+        self._at_fork: list[bool] = []
+
+    def take(self, slot: int, fd: int, bound: float = BOUND) -> int:
+        """Wait for the lock of `slot`."""
+        if not self._threads.acquire(blocking=False) and not self._take_thread(fd, bound):
+            return NOTHING
+        held = self._held
+        held[slot] = held.get(slot, 0) + 1
+        try:
+            self._turns += 1
+            for _attempt in range(3):
+                lock = self._fd
+                if lock < 0 or time.monotonic() - self._checked > 1.0:
+                    lock = self._open()
+                    if lock < 0:
+                        return THREAD
+                try:
+                    # A handler that interrupted its own thread asks too, as what it interrupted may be waiting.
+                    if not _try(lock, slot):
+                        # It may hold another slot, which who has this one may be waiting for.
+                        if not self._wait(lock, slot, fd, bound if len(held) == 1 else min(bound, 1.0)):
+                            return THREAD
+                    elif self._pause > _SHORTEST:
+                        self._pause *= 0.98
+                except OSError:  # closed, by a program that closes all descriptors
+                    self._fd = -1
+                    continue
+                self._holders[slot] = os.getpid() << 32 | self._turns & 0xFFFFFFFF
+                return BOTH
+            return THREAD
+        except BaseException:
+            self.free(slot, BOTH)
+            raise
+
+    def free(self, slot: int, had: int) -> None:
+        """Release what take() returned."""
+        if had == NOTHING:
+            return
+        count = self._held.get(slot, 1) - 1
+        if count:
+            self._held[slot] = count
+        else:
+            self._held.pop(slot, None)
+            if self._fd >= 0 and not (_whole_file and self._held):
+                _unlock(self._fd, slot)
+            if self._leaving:
+                self.leave()
+        self._threads.release()
+
+    def leave(self) -> None:
+        """At the end of the process: close the file, and remove it where no other process has it open."""
+        self._leaving = True
+        if self._fd >= 0 and not self._held:
+            fd, self._fd = self._fd, -1
+            if self._is_ours(fd):
+                if _alone(fd):
+                    remove_lock_file(fd)
+                os.close(fd)
+
+    def before_fork(self) -> None:
+        """Let a print of another thread come to its end, so that the child does not begin in the middle of it."""
+        self._at_fork.append(self._threads.acquire(timeout=1.0))
+
+    def after_fork_in_parent(self) -> None:
+        if self._at_fork.pop():
+            self._threads.release()
+
+    def after_fork_in_child(self) -> None:
+        """The threads that held anything are not here, and the open file is shared with the parent, lock and all."""
+        if self._fd >= 0 and self._is_ours(self._fd):
+            os.close(self._fd)
+        leaving, without = self._leaving, self._without
+        self.__init__()  # type: ignore[misc]
+        self._leaving, self._without = leaving, without
+
+    def _take_thread(self, fd: int, bound: float) -> bool:
+        turns = self._turns
+        # A second more than the thread that holds it may wait for another process.
+        while not self._threads.acquire(timeout=bound + 1.0):
+            if turns == self._turns and _takes_more(fd):
+                _say_unlocked(f"a thread of this process has stood still while printing for {bound + 1.0:g} s")
+                return False
+            turns = self._turns
+        return True
+
+    def _wait(self, lock: int, slot: int, fd: int, bound: float) -> bool:
+        """Ask again and again: the kernel's own waiting has no bound, and changes the process for every line.
+
+        Pauses grow, and stay long while the lock is busy: then one process at a time prints line after line, and the
+        others sleep, which is several times faster than taking turns."""
+        holder = self._holders[slot]
+        if holder == self._passed_by.get(slot):
+            return False
+        looked = now = time.monotonic()
+        deadline = now + bound
+        if now - self._waited > 1.0:
+            self._pause = _SHORTEST
+        while True:
+            time.sleep(self._pause * (0.5 + (time.perf_counter_ns() & 1023) / 1024))  # apart from the others
+            now = time.monotonic()
+            if _try(lock, slot):
+                self._waited = now
+                return True
+            self._pause = min(self._pause * 2, _LONGEST)
+            if now - looked < 0.02:
+                continue
+            looked = now
+            if self._holders[slot] != holder or not _takes_more(fd):
+                holder, deadline = self._holders[slot], now + bound
+            elif now > deadline:
+                self._passed_by[slot] = holder
+                who = f"pid {holder >> 32}" if holder else "a process"
+                _say_unlocked(f"{who} has held the lock for printing for {bound:g} s and writes nothing")
+                return False
+
+    def _open(self) -> int:
+        """The lock file, opened anew where it is not the one that all agree on any more."""
+        if self._fd >= 0 and not self._is_ours(self._fd):
+            self._fd = -1
+        if self._fd < 0 and not self._without:
+            fd = open_lock_file(8 * SLOTS)
+            if fd < 0:
+                self._without = True
+                _say_unlocked("there is no private folder for a lock file (set XDG_RUNTIME_DIR or TMPDIR to one)")
+                return -1
+            with contextlib.suppress(OSError):
+                _lock(fd, _PRESENT, fcntl.F_RDLCK)
+            with contextlib.suppress(OSError, ValueError):
+                self._holders = memoryview(mmap.mmap(fd, 8 * SLOTS)).cast("Q")
+            self._fd, self._file = fd, os.fstat(fd)
+        self._checked = time.monotonic()
+        return self._fd
+
+    def _is_ours(self, fd: int) -> bool:
+        """Whether `fd` is the file that all agree on. A cleaner may have removed it; a program may have closed the
+        descriptor, and opened a file of its own, which is not to be touched."""
+        try:
+            state = os.fstat(fd)
+        except OSError:
+            return False
+        if self._file is None or not os.path.samestat(state, self._file):
+            return False
+        if state.st_nlink == 0:
+            os.close(fd)
+            return False
+        return True
+
+
+_SHORTEST, _LONGEST = 0.0001, 0.03  # seconds between two tries
+_PRESENT = SLOTS  # the byte that every process with the file open holds together with the others
+_FLOCK = "hhqqi4x"  # struct flock, its offsets of 64 bits
+_SET = getattr(fcntl, "F_OFD_SETLK", None)  # locks of a byte, owned by the open file: Linux
+_whole_file = _SET is None  # else one lock of the whole file, which is right too and coarser
+
+
+def _try(fd: int, slot: int) -> bool:
+    global _whole_file
+    try:
+        if _whole_file:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            fcntl.fcntl(fd, _SET, _request(fcntl.F_WRLCK, slot))  # type: ignore[arg-type]
+        return True
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as exc:
+        if exc.errno == errno.EINVAL and not _whole_file:  # a kernel without them
+            _whole_file = True
+            return _try(fd, slot)
+        raise
+
+
+def _unlock(fd: int, slot: int) -> None:
+    with contextlib.suppress(OSError):
+        if _whole_file:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        else:
+            _lock(fd, slot, fcntl.F_UNLCK)
+
+
+def _lock(fd: int, byte: int, kind: int) -> None:
+    if _SET is not None:
+        fcntl.fcntl(fd, _SET, _request(kind, byte))
+
+
+@functools.cache
+def _request(kind: int, byte: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0)
+
+
+def _alone(fd: int) -> bool:
+    """Whether no other process has the file open; then none can come in between either, until it is closed."""
+    if _whole_file:
+        return False
+    try:
+        _lock(fd, _PRESENT, fcntl.F_WRLCK)
+        return True
+    except OSError:
+        return False
+
+
+def _takes_more(fd: int) -> bool:
+    """Whether a write would go on at once. If not, who writes waits for the reader, and so would we."""
+    if fd < 0:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):
+        return True
+
+
+def say(what: str) -> None:
+    """To stderr, around the lock: a line that waited for it could not say so."""
+    stream = getattr(sys.stderr, "_mldebug_stream", sys.stderr)
+    with contextlib.suppress(Exception):
+        stream.write(f"mldebug: {what}\n")
+        stream.flush()
+
+
+def _say_unlocked(why: str) -> None:
+    say(f"printing without the lock, lines may mix: {why}")
+
+
+LOCK = PrintLock()
+atexit.register(LOCK.leave)
+os.register_at_fork(
+    before=LOCK.before_fork,
+    after_in_parent=LOCK.after_fork_in_parent,
+    after_in_child=LOCK.after_fork_in_child,
+)

@@ -1,0 +1,95 @@
+"""Where the lock file lies: one for each job, user and node, in a folder that nobody else can write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+
+from mldebug.core.world import job
+
+
+def open_lock_file(size: int) -> int:
+    """A descriptor of the lock file, `size` bytes long, made where it is not there; -1 where no folder will do.
+
+    Tried are XDG_RUNTIME_DIR, TMPDIR (else /tmp), /dev/shm and /var/tmp, in this order. A link, another user's file or
+    folder, or one that others may write is passed over: in /tmp anybody could have put it there.
+    """
+    for folder in _folders():
+        for _attempt in range(3):  # the last process of before may remove it just now
+            try:
+                return _open_in(folder, size)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                break
+    return -1
+
+
+def remove_lock_file(fd: int) -> None:
+    """Remove the file, if it is still the one that `fd` has open, and the folder, if nothing else is in it."""
+    ours = os.fstat(fd)
+    for folder in _folders():
+        path = os.path.join(folder, _name())
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.lstat(path), ours):
+                os.unlink(path)
+                os.rmdir(folder)
+
+
+def _folders() -> list[str]:
+    uid = os.geteuid()
+    found = []
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime):
+        found.append(os.path.join(runtime, "mldebug"))
+    temporary = os.environ.get("TMPDIR", "")
+    for folder in (temporary if os.path.isabs(temporary) else "/tmp", "/dev/shm", "/var/tmp"):
+        found.append(os.path.join(folder, f"mldebug-{uid}"))
+    return found
+
+
+def _open_in(folder: str, size: int) -> int:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | flags)
+    try:
+        _refuse_others(os.fstat(inside), stat.S_ISDIR)
+        fd = os.open(_name(), os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | flags, 0o600, dir_fd=inside)
+    finally:
+        os.close(inside)
+    try:
+        state = os.fstat(fd)
+        _refuse_others(state, stat.S_ISREG)
+        if state.st_size < size:
+            os.posix_fallocate(fd, 0, size)  # so that a disk that fills up later does not matter
+        return fd if fd > 2 else _above(fd)
+    except OSError:
+        os.close(fd)
+        raise
+
+
+def _refuse_others(state: os.stat_result, is_kind: object) -> None:
+    assert callable(is_kind)
+    if not is_kind(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o022:
+        raise PermissionError
+
+
+def _above(fd: int) -> int:
+    """Not among the standard streams: in a process that has closed one, prints would end in the lock file."""
+    import fcntl
+
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
+
+
+def _name() -> str:
+    """Launchers name their jobs before Python starts. What a script sets itself (MASTER_ADDR) comes too late: two
+    processes must not take different files because one of them printed early."""
+    name = job()
+    known = name.startswith(("torchrun-", "mpi-", "slurm-")) and name != f"mpi-{os.getppid()}"
+    return f"print-{socket.gethostname()}-{name if known else 'local'}.lock"

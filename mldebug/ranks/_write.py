@@ -1,0 +1,187 @@
+"""Writes text to a stream as a whole: nothing of other processes or threads comes in between."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import select
+import stat
+import sys
+from typing import Any
+
+from mldebug.ranks._lock import BOUND, LOCK, NOTHING, SLOTS
+
+
+def write_whole(stream: Any, text: str, bound: float = BOUND) -> None:
+    """Write `text` to `stream` under the lock of its output, and flush it before the lock goes.
+
+    A plain text file over a descriptor gets its bytes by os.write, after what it still had in its buffer; any other
+    object through its own `write`. Errors are those of `print(text, end="", file=stream, flush=True)`.
+    """
+    fd = _plain_descriptor(stream)
+    if fd < 0:
+        _write_through(stream, text, bound)
+        return
+    data = text.encode(stream.encoding, stream.errors)
+    state = os.fstat(fd)
+    slot = _slot(state)
+    had = LOCK.take(slot, fd, bound)
+    try:
+        try:
+            stream.flush()  # what it has in its buffer comes first
+        except (RuntimeError, BlockingIOError):
+            _flush(stream)
+        _send(fd, data, state, alone=had != NOTHING)
+    finally:
+        LOCK.free(slot, had)
+
+
+def is_plain(stream: Any) -> bool:
+    """Whether `stream` is a text file of Python's own over a descriptor."""
+    return _plain_descriptor(stream) >= 0
+
+
+class _Line:
+    """Bytes on their way. How many are gone is kept in a list that C code appends to: a signal handler sees what has
+    been written, and what has not."""
+
+    __slots__ = ("data", "fd", "sent")
+
+    def __init__(self, fd: int, data: bytes) -> None:
+        self.fd = fd
+        self.data = data
+        self.sent: list[int] = []
+
+    def rest(self) -> memoryview:
+        return memoryview(self.data)[sum(self.sent) :]
+
+
+_current: _Line | None = None  # of the thread that holds the lock
+_ends: dict[int, tuple[int, int, int]] = {}  # descriptor -> device, inode and where our last line in it ended
+# Encodings whose bytes do not depend on what came before (utf-16 begins with a mark, once).
+_STATELESS = {"utf-8", "ascii", "us-ascii", "latin-1", "iso-8859-1", "iso8859-1", "iso8859-15", "cp1252", "646"}
+_PIECE = select.PIPE_BUF  # what a pipe that is ready takes without waiting
+
+
+def _plain_descriptor(stream: Any) -> int:
+    if type(stream) is not io.TextIOWrapper or stream.closed:
+        return -1
+    buffer = stream.buffer
+    raw = buffer.raw if type(buffer) is io.BufferedWriter else buffer  # the latter under python -u
+    if type(raw) is not io.FileIO or stream.encoding.lower().replace("_", "-") not in _STATELESS:
+        return -1
+    return raw.fileno()
+
+
+def _slot(state: os.stat_result) -> int:
+    return (state.st_ino * 31 + state.st_dev) % SLOTS
+
+
+def _write_through(stream: Any, text: str, bound: float) -> None:
+    """An object of somebody else's, as in notebooks and tests, or a wrapper. It most likely ends where stdout does."""
+    fd = 2 if stream is sys.stderr else 1
+    with contextlib.suppress(Exception):
+        fd = int(stream.fileno())
+    try:
+        slot = _slot(os.fstat(fd))
+    except (OSError, OverflowError):
+        fd, slot = -1, 0
+    had = LOCK.take(slot, fd, bound)
+    try:
+        stream.write(text)
+        flush = getattr(stream, "flush", None)
+        if flush is not None:
+            flush()
+    finally:
+        LOCK.free(slot, had)
+
+
+def _flush(stream: Any) -> None:
+    """Flush a stream that could not just now."""
+    while True:
+        try:
+            stream.flush()
+            return
+        except RuntimeError:  # a signal handler that interrupted a flush of the same stream
+            return
+        except BlockingIOError:
+            _wait(stream.fileno())
+
+
+def _send(fd: int, data: bytes, state: os.stat_result, alone: bool) -> None:
+    global _current
+    outer = _current if alone else None
+    if outer is not None and outer.sent:  # we are in a signal handler, perhaps in the middle of a line
+        _drain(outer)
+    line = _Line(fd, data)
+    if alone:
+        _current = line
+    regular = stat.S_ISREG(state.st_mode)
+    try:
+        if regular:
+            _find_end(fd, state)
+        try:
+            # One call of C, from the write to the note of what it wrote: no handler runs in between.
+            line.sent.extend(map(os.write, (fd,), (data,)))
+        except BlockingIOError:
+            _drain(line)
+        else:
+            if line.sent[0] < len(data):
+                _drain(line)
+    except OSError:
+        raise
+    except BaseException:  # Ctrl-C: not in the middle of a line, unless nobody reads on
+        if line.sent:
+            with contextlib.suppress(OSError):
+                _drain(line, patience=1.0)
+        raise
+    finally:
+        if alone:
+            _current = outer
+        if regular:
+            _note_end(fd, state)
+
+
+def _drain(line: _Line, patience: float | None = None) -> None:
+    """Write the rest, only as much at a time as fits, so that a signal handler never finds a write that waits with a
+    part of the line gone: the kernel would begin that write anew afterwards."""
+    while line.rest():
+        if not _wait(line.fd, patience):
+            return
+        with contextlib.suppress(BlockingIOError):
+            line.sent.extend(map(os.write, (line.fd,), (line.rest()[:_PIECE],)))
+
+
+def _wait(fd: int, seconds: float | None = None) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+
+def _find_end(fd: int, state: os.stat_result) -> None:
+    """Where several processes have opened one file themselves, without O_APPEND, each would write over the lines of
+    the others. A position that the program has set itself is left alone."""
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
+        return
+    device, inode, end = _ends.get(fd, (0, 0, 0))
+    if (device, inode) != (state.st_dev, state.st_ino):
+        end = 0
+    if os.lseek(fd, 0, os.SEEK_CUR) == end:
+        os.lseek(fd, 0, os.SEEK_END)
+
+
+def _note_end(fd: int, state: os.stat_result) -> None:
+    _ends[fd] = (state.st_dev, state.st_ino, os.lseek(fd, 0, os.SEEK_CUR))
+
+
+def _forget() -> None:
+    """In a forked child: the line is the parent's to finish."""
+    global _current
+    if _current is not None:
+        _current.sent.append(len(_current.rest()))
+        _current = None
+
+
+os.register_at_fork(after_in_child=_forget)
