@@ -1,0 +1,62 @@
+"""What a pair matrix is made of: plain JSON, the same from a live run, a simulated one and a file.
+
+The pairs are columns, so that a million of them fit in memory: the pair number p went from GPU `gpus[src[p]]` to GPU
+`gpus[dst[p]]` with `gbps[p]` GBps (10^9 bytes/s) and ended as `status[p]` says. A pair may be there many times, once
+for each round it was measured in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+from mldebug.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
+SCHEMA = 1
+
+# What a pair can end as. `hang`: the deadline passed; `wrong`: the bytes that came are not those that were sent;
+# `dead`: a worker went away; `missing`: it should have been measured and was not; `skipped`: nobody wanted it.
+STATUSES = ("ok", "hang", "error", "wrong", "dead", "missing", "skipped")
+FAILED = ("hang", "error", "wrong", "dead")
+
+
+class PairsEvidence(TypedDict):
+    schema: int
+    gpus: list[str]  # "host:gpu"; hosts alone where nodes were measured against nodes
+    src: list[int]
+    dst: list[int]
+    gbps: list[float | None]
+    status: list[str]
+    notes: list[str]
+    latency_us: NotRequired[list[float | None]]
+    round: NotRequired[list[int | None]]
+
+
+def check_evidence(evidence: PairsEvidence) -> None:
+    """Raise a UsageError unless the columns are equally long and point at GPUs that are there."""
+    try:
+        size = len(evidence["src"])
+        columns = [evidence["dst"], evidence["gbps"], evidence["status"]]
+        many = len(evidence["gpus"])
+        whole = all(len(column) == size for column in columns)
+        inside = not size or (
+            min(min(evidence["src"]), min(evidence["dst"])) >= 0
+            and max(max(evidence["src"]), max(evidence["dst"])) < many
+        )
+        known = set(evidence["status"]) <= set(STATUSES)
+        names = len(set(evidence["gpus"])) == many
+    except (KeyError, TypeError) as exc:
+        raise UsageError(f"this is no pair matrix: {exc}", _HINT) from exc
+    for fine, what in (
+        (whole, "its columns are not equally long"),
+        (inside, "src or dst points past the last GPU"),
+        (known, f"status has other words than {', '.join(STATUSES)}"),
+        (names, "a GPU is listed twice"),
+    ):
+        if not fine:
+            raise UsageError(f"this is no pair matrix: {what}", _HINT)
+
+
+_HINT = "load_pairs(FILE) reads CSV with the header src,dst,gbps,status and JSON"

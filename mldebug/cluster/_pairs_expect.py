@@ -1,0 +1,216 @@
+"""What every pair should reach by its siblings, and how far apart siblings are when nothing is wrong.
+
+Pairs within a node have the pairs of the same places in other nodes as siblings; one node alone is judged by itself.
+Pairs between nodes are the sum of three: their rails, their nodes, and what is left. No bandwidth is known beforehand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mldebug.cluster._pairs_flat import expected, levels
+from mldebug.cluster._pairs_grid import Grid
+
+_ISOLATED = np.log(0.3)  # rails that reach less of each other than this share of themselves have no good route
+_LEAST = 0.01  # noise is never taken for less
+
+
+@dataclass(frozen=True)
+class Expected:
+    """`base[i, j]` is the logarithm of what the pair should reach, `noise[i, j]` the spread around it."""
+
+    base: Any
+    noise: Any
+
+
+def expect(grid: Grid) -> Expected:
+    """Judge the pairs of `grid` that ended well against each other."""
+    nodes = len(grid.hosts)
+    kinds = np.zeros(nodes, dtype=np.int64)
+    base = np.full_like(grid.rate, np.nan)
+    inside = grid.node[:, None] == grid.node[None, :]
+    if inside.sum() > grid.size:
+        kinds = _within(grid, base)
+    if nodes > 1:
+        _between(grid, kinds, base, inside)
+    off = grid.rate - base
+    noise = np.full_like(base, np.nan)
+    alike = np.bincount(kinds)[kinds][grid.node]  # nodes that the level of a place rests on
+    doubt = np.where(alike > 1, np.sqrt(1 + 1.5 / alike), 1.0)[:, None]
+    noise[:] = np.where(inside, _spread(np.where(inside, off, np.nan)) * doubt, _spread(np.where(inside, np.nan, off)))
+    return Expected(base, noise)
+
+
+def _within(grid: Grid, base: Any) -> Any:
+    """Fill `base` for pairs within nodes; the kind of GPU of each node."""
+    nodes, rails = len(grid.hosts), len(grid.rails)
+    cube = np.full((nodes, rails, rails), np.nan)
+    for node in range(nodes):
+        own = grid.members(node)
+        cube[node][np.ix_(grid.rail[own], grid.rail[own])] = grid.rate[np.ix_(own, own)]
+    kinds = _kinds_of_nodes(cube)
+    for kind in range(kinds.max() + 1):
+        alike = np.flatnonzero(kinds == kind)
+        model = _template(cube[alike])
+        for node in alike:
+            own = grid.members(node)
+            at = grid.rail[own]
+            wanted = model[np.ix_(at, at)]
+            alone = expected(grid.rate[np.ix_(own, own)], 1 / 3)
+            base[np.ix_(own, own)] = np.where(np.isfinite(wanted), wanted, alone)
+    return kinds
+
+
+def _kinds_of_nodes(cube: Any) -> Any:
+    """Which nodes have the same GPUs: sets of nodes that differ evenly from the others. One node alone is no kind."""
+    nodes = len(cube)
+    kinds = np.zeros(nodes, dtype=np.int64)
+    if nodes < 4:
+        return kinds
+    with np.errstate(invalid="ignore"):
+        level = _upper(np.moveaxis((cube - _upper(np.moveaxis(cube, 0, -1), 0.5)).reshape(nodes, -1), 0, 0), 0.5)
+    index = np.flatnonzero(np.isfinite(level))
+    found = 0
+    for part in levels(level[index]):
+        if found == 0 or (len(part) >= 2 and len(part) >= 0.3 * nodes):
+            kinds[index[part]] = found
+            found += 1
+        else:
+            kinds[index[part]] = max(found - 1, 0)
+    top = kinds == 0
+    if found > 1 and top.sum() < max(2, 0.3 * nodes):  # one node that is faster makes no kind of the others
+        kinds[top] = 1
+        kinds -= 1
+    return kinds
+
+
+def _template(cube: Any) -> Any:
+    """What each place of a node reaches on several nodes; NaN where one node alone has it."""
+    many = np.isfinite(cube).sum(axis=0)
+    side_by_side = np.moveaxis(cube, 0, -1)
+    model = _median(side_by_side)
+    top = np.nanmax(np.where(np.isfinite(cube), cube, -np.inf), axis=0)
+    pair = np.diff(np.sort(side_by_side, axis=-1), axis=-1)[many == 2][:, :1]
+    if len(pair):  # the higher of two is above their mean by 0.56 standard deviations
+        top = top - 0.56 * min(0.08, float(np.quantile(pair, 0.25)) / 0.3186 / 1.414)
+    return np.where(many >= 3, model, np.where(many == 2, top, np.nan))
+
+
+def _between(grid: Grid, kinds: Any, base: Any, inside: Any) -> None:
+    """Fill `base` for pairs of different nodes."""
+    rate = np.where(inside, np.nan, grid.rate)
+    if not np.isfinite(rate).any():
+        return
+    nodes, rails = len(grid.hosts), len(grid.rails)
+    by_node, slot = _blocks(grid, rate)  # [node, rail, node, rail]
+    of_rails = np.zeros((rails, rails))
+    share = 0.5 if nodes == 2 or rails > 3 else 0.65  # one bad GPU of two spoils half of its node's pairs
+    pairs = by_node.transpose(0, 2, 1, 3)
+    for _ in range(2 if rails > 1 else 0):
+        of_nodes = _upper((pairs - of_rails).reshape(nodes, nodes, -1), share)
+        left = (pairs - of_nodes[:, :, None, None]).transpose(2, 3, 0, 1).reshape(rails, rails, -1)
+        of_rails = _of_rails(left, nodes)
+    of_nodes = _upper((pairs - of_rails).reshape(nodes, nodes, -1), share)
+    wanted = _of_nodes(of_nodes, kinds)
+    sound = np.isfinite(of_nodes) & (of_nodes >= wanted - 0.06)
+    left = (pairs - of_rails - wanted[:, :, None, None])[sound]
+    shift = float(np.nanmedian(left)) if np.isfinite(left).any() else 0.0
+    whole = wanted[:, None, :, None] + _sound_rails(of_rails)[None, :, None, :] + shift
+    base[~inside] = whole.reshape(nodes * rails, nodes * rails)[np.ix_(slot, slot)][~inside]
+
+
+def _blocks(grid: Grid, rate: Any) -> tuple[Any, Any]:
+    """`rate` with a place for each rail of each node, and the place of each GPU."""
+    nodes, rails = len(grid.hosts), len(grid.rails)
+    slot = grid.node * rails + grid.rail
+    whole = np.full((nodes * rails, nodes * rails), np.nan)
+    whole[np.ix_(slot, slot)] = rate
+    return whole.reshape(nodes, rails, nodes, rails), slot
+
+
+def _of_rails(left: Any, nodes: int) -> Any:
+    """How much pairs of rails differ, whatever their nodes; places with few pairs take the mean of their class."""
+    rails = len(left)
+    count = np.isfinite(left).sum(axis=2)
+    own = _upper(left, {2: 1.0, 3: 0.8, 4: 0.6}.get(nodes, 0.5))
+    same = np.eye(rails, dtype=bool)
+    found = np.zeros((rails, rails))
+    for members in (same, ~same):
+        values = left[members]
+        values = values[np.isfinite(values)]
+        usual = np.median(values) if len(values) else 0.0
+        found[members] = np.where(count[members] >= 4 if nodes > 2 else count[members] >= 2, own[members], usual)
+    return found
+
+
+def _sound_rails(of_rails: Any) -> Any:
+    """The same without what a few rails lack, and without a fall between rails that no fabric has by design."""
+    rails = len(of_rails)
+    if rails < 2:
+        return of_rails
+    same = np.diagonal(of_rails)
+    usual = np.median(same)
+    spread = 1.5 * np.median(np.abs(same - usual))
+    low = same < usual - max(0.12, 5 * spread)
+    if 3 * low.sum() <= rails:
+        same = np.where(low, usual, same)
+    cross = of_rails.copy()
+    np.fill_diagonal(cross, np.nan)
+    clean = expected(cross, 1 / 3)
+    middle = np.nanmedian(clean)
+    if middle < np.median(same) + _ISOLATED:
+        clean = np.full_like(clean, np.median(same))
+    clean[np.arange(rails), np.arange(rails)] = same
+    return clean
+
+
+def _of_nodes(rate: Any, kinds: Any) -> Any:
+    """The level of each pair of nodes, where only nodes of one kind are siblings."""
+    if kinds.max() == 0:
+        return expected(rate, 0.5)
+    wanted = np.full_like(rate, np.nan)
+    for one in range(kinds.max() + 1):
+        for other in range(one, kinds.max() + 1):
+            block = (kinds == one)[:, None] & (kinds == other)[None, :]
+            block |= block.T
+            own = np.flatnonzero((kinds == one) | (kinds == other))
+            at = np.ix_(own, own)
+            found = expected(np.where(block, rate, np.nan)[at], 1 / 3)
+            wanted[at] = np.where(block[at], found, wanted[at])
+    return wanted
+
+
+def _upper(values: Any, share: float) -> Any:
+    """The quantile `share` along the last axis, of what is not NaN; of two the higher."""
+    ordered = np.sort(values, axis=-1)  # NaN last
+    count = np.isfinite(values).sum(axis=-1)
+    place = np.ceil(share * np.maximum(count - 1, 0)).astype(np.int64)
+    found = np.take_along_axis(ordered, place[..., None], axis=-1)[..., 0]
+    return np.where(count > 0, found, np.nan)
+
+
+def _median(values: Any) -> Any:
+    """The median along the last axis, of what is not NaN; NaN where that is nothing."""
+    ordered = np.sort(values, axis=-1)
+    count = np.isfinite(values).sum(axis=-1)
+    low, high = (
+        np.take_along_axis(ordered, np.maximum(place, 0)[..., None], axis=-1)[..., 0]
+        for place in ((count - 1) // 2, np.minimum(count // 2, ordered.shape[-1] - 1))
+    )
+    return np.where(count > 0, (low + high) / 2, np.nan)
+
+
+def _spread(off: Any) -> float:
+    """The robust standard deviation around what is expected, from the upper half, as faults are in the lower."""
+    values = off[np.isfinite(off)]
+    above = values[values > 0]
+    found = 1.4826 * float(np.median(above)) if len(above) >= 3 else 0.0
+    gap = (off - off.T)[np.triu_indices(len(off), 1)]
+    gap = gap[np.isfinite(gap)]
+    if len(gap) >= 3:  # both directions of a pair differ by noise alone; not of those that one bad GPU of few has
+        found = max(found, float(np.quantile(np.abs(gap), 0.25, method="lower")) / 0.3186 / 1.414)
+    few = 0.05 if len(values) < 12 else 0.015
+    return max(found, few, _LEAST)

@@ -1,0 +1,78 @@
+"""judge(): from a matrix of pairs to the GPU, node or path that is bad."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mldebug.cluster._pairs_evidence import FAILED, PairsEvidence, check_evidence
+from mldebug.cluster._pairs_expect import expect
+from mldebug.cluster._pairs_grid import Grid, grid
+from mldebug.cluster._pairs_merge import merge
+from mldebug.cluster._pairs_search import WORST, Cause, explain
+from mldebug.cluster._pairs_verdict import PairsVerdict
+from mldebug.cluster._pairs_words import verdict_of
+
+_NOTHING = -4.0  # the logarithm that a failed pair counts with
+
+
+def judge(evidence: PairsEvidence) -> PairsVerdict:
+    """Which GPU, node or path of `evidence` is bad: slow beside its siblings, or failing.
+
+    Siblings are pairs of the same class: the same places in other nodes, the same rail between nodes, different rails
+    between nodes; nothing is compared with a bandwidth known beforehand. Raises UsageError for what is no pair matrix.
+
+        judge(load_pairs("pairs.csv")).culprits  # ("node7:3",)
+    """
+    check_evidence(evidence)
+    cells = grid(evidence)
+    if not cells.measured.any():
+        return PairsVerdict("none", confidence="low", reading="no pair was measured, so nothing can be said of any GPU")
+    gone = [*_absent(cells), *_dead(cells)]
+    off, z = distances(cells)
+    for cause in gone:
+        z.reshape(-1)[cause.cells] = np.nan
+    return verdict_of(cells, merge(cells, [*gone, *explain(cells, off, z)]))
+
+
+def distances(cells: Grid) -> tuple[Any, Any]:
+    """(logarithm of measured to expected, the same in standard deviations) of each pair; NaN: not measured."""
+    wanted = expect(cells)
+    off = cells.rate - wanted.base
+    z = off / wanted.noise
+    failed = cells.failed > 0
+    off[failed], z[failed] = _NOTHING, -WORST
+    off[np.isnan(z)] = np.nan
+    return off, z
+
+
+def _absent(cells: Grid) -> list[Cause]:
+    """GPUs that should have been measured and never were, where others were."""
+    known = cells.measured.sum(axis=1) + cells.measured.sum(axis=0)
+    wanted = cells.seen.sum(axis=1) + cells.seen.sum(axis=0)
+    nothing = (known == 0) & (wanted > 0)
+    if not nothing.any() or nothing.mean() > 0.5:
+        return []
+    return [_whole(cells, int(one)) for one in np.flatnonzero(nothing)]
+
+
+def _dead(cells: Grid) -> list[Cause]:
+    """Workers that died: their first pairs may have been fine, so not all of them need to be bad."""
+    dead = cells.failed == 1 + FAILED.index("dead")
+    found: list[Cause] = []
+    while dead.any():
+        partners = (dead | dead.T).sum(axis=1)
+        most = int(np.argmax(partners))
+        if partners[most] < 2:
+            break
+        found.append(_whole(cells, most))
+        dead[most, :] = dead[:, most] = False
+    return found
+
+
+def _whole(cells: Grid, one: int) -> Cause:
+    mask = np.zeros_like(cells.seen)
+    mask[one, :] = mask[:, one] = True
+    kind, who = ("gpu", one) if len(cells.members(int(cells.node[one]))) > 1 else ("node", int(cells.node[one]))
+    return Cause(kind, (who,), True, "all", "both", np.flatnonzero((mask & cells.seen).reshape(-1)), _NOTHING, WORST)
