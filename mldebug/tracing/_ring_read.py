@@ -6,6 +6,7 @@ import mmap
 import os
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
@@ -99,6 +100,13 @@ class RingReader:
         if len(texts) > 200_000:
             texts.clear()  # values without end
         return b"".join([texts[word & layout.REFS] for word in records if not word & _THREAD and word])
+
+    def counts(self) -> Iterator[tuple[bytes, int]]:
+        """The texts of all records of all threads, and how often each is there."""
+        for ref, times in Counter(map(layout.REFS.__and__, self.records())).items():
+            entry = self.text(ref)
+            if entry is not None:
+                yield entry[0], times
 
     def seconds(self, record: int) -> float:
         """The time of a record, since the start of the trace."""

@@ -16,7 +16,7 @@ _LONGEST_LINE = 4 << 20
 _META = b"# mldebug trace "
 _PREFIX = re.compile(rb"\n(?:\d+ )?(?:\d+:\d\d:\d\d )?(?:\[MainThread\] )?")
 _OTHERS = re.compile(rb"\n(?:\d+ )?(?:\d+:\d\d:\d\d )?\[(?!MainThread\] )[^\n\]]*\] [^\n]*(?=\n)")
-_METAS = re.compile(rb"\n# mldebug trace [^\n]*(?=\n)")
+METAS = re.compile(rb"\n# mldebug trace [^\n]*(?=\n)")
 _VALUES = re.compile(rb"(\n {8}[^\n(]*)\([^\n]*|( <- | !! )[^\n]*")
 LINE = re.compile(rb"(?:(\d+) )?(?:(\d{1,9}):(\d\d):(\d\d) )?(?:\[([^\]]*)\] )?(.*)", re.DOTALL)
 
@@ -54,7 +54,7 @@ def strip(block: bytes, values: bool) -> bytes:
     """The lines of the main thread without pid, time and thread; `values` says that values are to be cut off too."""
     data = b"\n" + block
     if _META in data:
-        data = _METAS.sub(b"", data)
+        data = METAS.sub(b"", data)
     if b"[" in data and _OTHERS.search(data):
         data = _OTHERS.sub(b"", data)
     data = _PREFIX.sub(b"\n", data)

@@ -1,0 +1,201 @@
+"""Where the ranks of a job went different ways: all texts are compared with that of the largest party."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mldebug.tracing._tail_align import Split, align
+from mldebug.tracing._tail_index import DIGEST, Index, bound
+
+_MOST_CLASSES = 64
+_FOLLOWED = 16  # classes that are followed to the end; of the others only the first split is looked for
+_COUNTED = 12  # partings whose iteration is counted
+
+
+@dataclass(frozen=True)
+class Way:
+    """The ranks that went on with the same line."""
+
+    ranks: tuple[int, ...]
+    line: str
+
+
+@dataclass(frozen=True)
+class Parting:
+    """A line after which ranks went different ways; `iteration` says how often that line had run before."""
+
+    place: str  # `train.py:14`
+    line: str  # the last line that all have in common
+    call: str  # the function that it is in, `train:5 main`
+    iteration: int | None  # from 0; None: not counted, or the beginning of the files is gone
+    ways: tuple[Way, ...]  # the smaller parties first
+    times: int  # how often the same happened, with this one
+    meets: bool  # they went on with the same lines later
+    expected: bool  # the line asks for the rank
+
+
+@dataclass
+class Party:
+    """Ranks whose texts are the same, as far as each goes. The first is the one that goes on longest."""
+
+    ranks: list[int]
+
+    @property
+    def first(self) -> int:
+        return self.ranks[0]
+
+
+def parties(indexes: dict[int, Index]) -> tuple[list[Party], list[int]]:
+    """The ranks by their text, the largest party first; and those that are left when there are too many parties."""
+    found: list[Party] = []
+    rest: list[int] = []
+    for rank in sorted(indexes, key=lambda rank: (-indexes[rank].length, rank)):
+        for party in found:
+            if _same(indexes[party.first], indexes[rank]):
+                party.ranks.append(rank)
+                break
+        else:
+            if len(found) < _MOST_CLASSES:
+                found.append(Party([rank]))
+            else:
+                rest.append(rank)
+    return sorted(found, key=lambda party: (-len(party.ranks), min(party.ranks))), rest
+
+
+def partings(
+    indexes: dict[int, Index], found: list[Party], cut: bool, progress: Callable[[str], None]
+) -> tuple[Parting, ...]:
+    """Where the parties left the way of the first, in the order of the first one's text."""
+    main = indexes[found[0].first]
+    splits: list[tuple[Party, Split]] = []
+    for number, party in enumerate(found[1:]):
+        progress(f"comparing party {number + 2} of {len(found)}")
+        other = indexes[party.first]
+        start = bound(max(0, _common_chunks(main, other) - 1))
+        most = None if number < _FOLLOWED else 1
+        splits += [(party, split) for split in align(main.text(start), other.text(start), start, most).splits]
+    splits.sort(key=lambda item: item[1].position)
+    left_at = {party.first: split.position for party, split in splits if not split.meets}
+    groups: dict[tuple[bytes, int], list[tuple[Party, Split]]] = {}
+    for party, split in splits:
+        groups.setdefault((split.last, split.position), []).append((party, split))
+    wanted = sorted(groups.values(), key=lambda group: (_asks(group), group[0][1].position))[:_COUNTED]
+    progress("counting iterations")
+    counts = iterations(main, [(split.last, split.position) for [(_, split), *_] in wanted])
+    return tuple(_parting(group, indexes, found, left_at, counts, cut) for group in groups.values())
+
+
+def iterations(index: Index, marks: list[tuple[bytes, int]]) -> dict[tuple[bytes, int], tuple[int, str]]:
+    """For each line and the position behind it: how often it ran before, and the last call at or before it."""
+    counts = dict.fromkeys(marks, 0)
+    calls = dict.fromkeys(marks, b"")
+    end = max((position for _, position in marks), default=0)
+    at = 0
+    for block in index.text():
+        if at >= end:
+            break
+        data = b"\n" + block
+        for mark in marks:
+            line, position = mark
+            stop = position - at + 1
+            if stop <= 1:
+                continue
+            part = data if stop >= len(data) else data[: stop - 1]  # without the newline that ends it
+            counts[mark] += part.count(b"\n" + line)
+            call = part.rfind(b"\n" + b" " * 8)
+            if call >= 0:
+                calls[mark] = data[call + 1 : data.find(b"\n", call + 1)].strip()
+        at += len(block)
+    return {mark: (max(0, counts[mark] - 1), show(calls[mark])) for mark in marks}
+
+
+def place_of(line: bytes) -> str:
+    """`train.py:14` of a line, `train:5 main` of a call."""
+    match = _PLACE.match(line)
+    if match:
+        return f"{show(match[1])}:{int(match[2])}"
+    return show(line.strip()[:100]) or "the first line"
+
+
+def source_of(line: bytes) -> str:
+    """The source text of a line, or the call."""
+    match = _PLACE.match(line)
+    return show((line[match.end() :] if match else line).strip()[:300])
+
+
+def show(text: bytes) -> str:
+    return "".join(sign if sign.isprintable() else "?" for sign in text.decode("utf-8", "replace"))
+
+
+_PLACE = re.compile(rb"([^\n]{1,400}?): {0,8}(\d{1,9}): ?")
+_RANK = re.compile(rb"rank|is_(main|master|global|world|leader|first)|main_process|coordinator", re.IGNORECASE)
+
+
+def _same(long: Index, short: Index) -> bool:
+    """Whether the shorter text is the beginning of the longer one."""
+    if not long.digests.startswith(short.digests):
+        return False
+    start = bound(short.chunks)
+    a, b = long.text(start), short.text(start)
+    left = right = b""
+    for right in b:
+        while len(left) < len(right):
+            block = next(a, None)
+            if block is None:
+                return False
+            left += block
+        if left[: len(right)] != right:
+            return False
+        left = left[len(right) :]
+    return True
+
+
+def _common_chunks(a: Index, b: Index) -> int:
+    """The number of whole chunks at the beginning that are equal."""
+    low, high = 0, min(a.chunks, b.chunks)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a.digests[: middle * DIGEST] == b.digests[: middle * DIGEST]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _asks(group: list[tuple[Party, Split]]) -> bool:
+    return bool(_RANK.search(group[0][1].last))
+
+
+def _parting(
+    group: list[tuple[Party, Split]],
+    indexes: dict[int, Index],
+    found: list[Party],
+    left_at: dict[int, int],
+    counts: dict[tuple[bytes, int], tuple[int, str]],
+    cut: bool,
+) -> Parting:
+    first = group[0][1]
+    ways: dict[bytes, list[int]] = {first.left: []}
+    here = {party.first for party, _ in group}
+    for party, split in group:
+        ways.setdefault(split.right, []).extend(party.ranks)
+    for party in found:  # who did not part here, came by and was not on another way already
+        if party.first not in here and left_at.get(party.first, first.position + 1) > first.position:
+            ways[first.left] += [rank for rank in party.ranks if indexes[rank].length > first.position]
+    count, call = counts.get((first.last, first.position), (None, ""))
+    return Parting(
+        place_of(first.last),
+        source_of(first.last),
+        call,
+        None if cut else count,
+        tuple(
+            Way(tuple(sorted(ranks)), show(line))
+            for line, ranks in sorted(ways.items(), key=lambda item: (len(item[1]), item[1]))
+            if ranks
+        ),
+        max(split.times for _, split in group),
+        all(split.meets for _, split in group),
+        _asks(group),
+    )
