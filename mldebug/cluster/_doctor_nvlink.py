@@ -1,0 +1,106 @@
+"""NVLink and peer access: siblings of the same model are compared, as the right number of links is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mldebug.cluster._doctor_finding import (
+    Finding,
+    Node,
+    bad,
+    by,
+    fine,
+    gpus,
+    hidden,
+    majority,
+    part,
+    settle,
+    unseen,
+    warn,
+)
+from mldebug.cluster._doctor_gpu import where
+
+_RESEAT = "`nvidia-smi nvlink -s` of it; reset the GPU, reboot, and reseat it or its bridge if links stay away"
+# Why two GPUs have no peer access, by NVML's numbers.
+_PEERS = {
+    1: "the chipset does not allow it", 2: "this model does not support it", 3: "they hang on different root complexes",
+    4: "the driver is told to forbid it", 5: "it is not supported", 6: "the driver does not say why",
+}  # fmt: skip
+
+
+def judge(node: Node) -> Iterator[Finding]:
+    """Everything of this file, for one node. MIG instances have neither."""
+    whole = [gpu for gpu in gpus(node) if not (gpu.get("mig") or [0])[0]]
+    if whole:
+        yield from _links(node, whole)
+        yield from _peers(node, whole)
+
+
+def _links(node: Node, found: list[Any]) -> Iterator[Finding]:
+    check = "NVLink"
+    told = [gpu for gpu in found if "links" in gpu]
+    if not told:
+        reasons = {gpu.get("unseen", {}).get("links", "") for gpu in found}
+        if all("does not support" in why for why in reasons):
+            yield fine(check, "these GPUs have none")
+        else:
+            yield from hidden(check, found, "links")
+        return
+    troubles: list[Finding] = []
+    words = []
+    for model, group in by(told, lambda gpu: gpu.get("name")).items():
+        active = {gpu["index"]: sum(gpu["links"]) for gpu in group}
+        most, usual = max(active.values()), majority(active)[0]
+        usual = most if usual is None else usual
+        for gpu in group:
+            count = active[gpu["index"]]
+            if count < max(usual, 0):
+                down = ", ".join(str(link) for link, state in enumerate(gpu["links"]) if not state)
+                says = f"{count} links are active, its siblings have {usual} (down: {down or 'not told'})"
+                troubles.append(bad(check, says, _RESEAT, where(gpu)))
+        lone = len(group) == 1 and 0 < most < len(group[0]["links"]) and "NVL" not in str(model)
+        if lone:
+            says = f"{most} of {len(group[0]['links'])} links are active, and there is no sibling to compare with"
+            troubles.append(warn(check, says, _RESEAT, where(group[0])))
+        if most == 0 and len(group) > 1 and not _fabric_waits(group):
+            says = f"no link is active on any of {len(group)} GPUs: cards without a bridge look like this"
+            words.append(says)
+        elif most:
+            words.append(f"{most} active links on each of {len(group)}" if len(group) > 1 else f"{most} active links")
+    yield from settle(check, troubles, "; ".join(words) or "no link is active")
+
+
+def _fabric_waits(group: list[Any]) -> bool:
+    return any(gpu.get("fabric", {}).get("state") in (1, 2) for gpu in group)
+
+
+def _peers(node: Node, found: list[Any]) -> Iterator[Finding]:
+    """GPUs that reach each other's memory. A whole model without it is by design, single pairs are not."""
+    check = "peer access"
+    numbers = {gpu["index"] for gpu in found}
+    rows = [row for row in part(node, "gpu", "peers") or [] if row[0] in numbers and row[1] in numbers]
+    if not rows:
+        return
+    told = [row for row in rows if row[2] is not None]
+    if not told:
+        yield unseen(check, "the driver does not tell it")
+        return
+    without = [row for row in told if row[2] != 0]
+    if not without:
+        linked = sum(row[3] == 0 for row in told)
+        yield fine(check, f"all {len(told)} pairs, {linked} of them over NVLink")
+        return
+    why = _PEERS.get(without[0][2], f"status {without[0][2]}")
+    if len(without) == len(told):
+        if without[0][2] == 4:
+            yield warn(check, f"none of {len(told)} pairs: {why}", "look for NVreg_ options in /etc/modprobe.d")
+        else:
+            yield fine(check, f"none of {len(told)} pairs: {why}. NCCL goes through host memory")
+        return
+    shown = ", ".join(f"{one}-{other}" for one, other, *_ in without[:4])
+    says = f"{len(without)} of {len(told)} pairs have none (GPU {shown}{' ...' if len(without) > 4 else ''}): {why}"
+    if all(row[4] is not None and row[4] >= 40 for row in without):  # NVML_TOPOLOGY_NODE, NVML_TOPOLOGY_SYSTEM
+        yield fine(check, f"{says}; they are on different sockets")
+    else:
+        yield warn(check, says, "`nvidia-smi topo -p2p rw`; ACS, IOMMU, or MIG on one of them")

@@ -1,0 +1,107 @@
+"""DoctorReport: the table of what is bad, what is doubtful, what is well, and what could not be seen."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mldebug.cluster._doctor_finding import LEVELS, Finding
+from mldebug.core.hosts import fold_hosts
+from mldebug.core.report import Report, jsonable, paint
+
+_LABELS = {"bad": "BAD", "warn": "warn", "ok": "ok", "unseen": "-"}
+_COLORS = {"bad": "\x1b[1;31m", "warn": "\x1b[33m", "ok": "\x1b[32m", "unseen": "\x1b[2m"}
+
+
+@dataclass(frozen=True)
+class DoctorReport(Report):
+    """What doctor found: `findings`, the bad ones first, and the `evidence` they rest on.
+
+    report = doctor(); report.ok or print(report.findings[0].says)
+    """
+
+    findings: tuple[Finding, ...]
+    evidence: Mapping[str, Any]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is bad; what is doubtful, or could not be seen, does not count."""
+        return not any(one.level == "bad" for one in self.findings)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many findings there are of each level."""
+        counts = Counter(one.level for one in self.findings)
+        return {level: counts[level] for level in LEVELS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """`schema`, `ok`, `counts`, `culprits` (the bad ones: hosts, where, reason), `findings`, `evidence`."""
+        culprits = [
+            {"hosts": one.hosts, "where": one.where, "check": one.check, "reason": one.says}
+            for one in self.findings
+            if one.level == "bad"
+        ]
+        return {
+            "schema": self.schema, "ok": self.ok, "counts": self.counts, "culprits": jsonable(culprits),
+            "findings": jsonable(self.findings), "evidence": jsonable(self.evidence),
+        }  # fmt: skip
+
+    def text(self, color: bool = False, width: int = 80) -> str:
+        """The table, in lines of at most `width` columns."""
+        hosts = [str(node.get("host", "?")) for node in self.evidence.get("nodes", ())]
+        counts = self.counts
+        words = {"bad": "bad", "warn": "to look at", "ok": "ok", "unseen": "not visible"}
+        shown = ", ".join(f"{counts[level]} {word}" for level, word in words.items())
+        head = f"{fold_hosts(hosts) or 'no node'}: {shown}"
+        lines = [*textwrap.wrap(head, width), *(f"note: {note}" for note in self.evidence.get("notes", ())), ""]
+        column = max((len(one.check) for one in self.findings), default=0) + 2
+        everybody = set(hosts)
+        for one in self.findings:
+            lines += self._lines(one, column, width, everybody, color)
+        text = "\n".join(lines).rstrip()
+        return text
+
+    def _lines(self, one: Finding, column: int, width: int, everybody: set[str], color: bool) -> list[str]:
+        label = f"{_LABELS[one.level]:<6}"
+        says = one.says
+        places = [] if len(everybody) < 2 or set(one.hosts) == everybody else [fold_hosts(one.hosts)]
+        if one.where:
+            places.append(one.where)
+        if places:
+            says = f"{' '.join(places)}: {says}"
+        indent = " " * (6 + column)
+        rows = textwrap.wrap(
+            f"{label}{one.check:<{column}}{says}", max(width, 50), subsequent_indent=indent, break_long_words=False
+        )
+        if color:
+            rows[0] = _COLORS[one.level] + rows[0][:6] + "\x1b[0m" + rows[0][6:]
+        if one.hint:
+            hint = "\n".join(
+                textwrap.wrap(
+                    f"hint: {one.hint}", max(width, 50) - len(indent), break_long_words=False, break_on_hyphens=False
+                )
+            )
+            hint = paint(hint) if color else hint
+            rows += [indent + row for row in hint.splitlines()]
+        return rows
+
+
+def gather(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The same finding on many nodes becomes one, the bad ones first; signs that a terminal would obey are escaped."""
+    hosts: dict[Finding, list[str]] = {}
+    for one in findings:
+        bare = replace(
+            one, hosts=(), **{name: _clean(getattr(one, name)) for name in ("check", "says", "hint", "where")}
+        )
+        kept = hosts.setdefault(bare, [])
+        kept += [host for host in map(_clean, one.hosts) if host not in kept]
+    merged = [replace(one, hosts=tuple(names)) for one, names in hosts.items()]
+    return tuple(sorted(merged, key=lambda one: LEVELS.index(one.level)))
+
+
+def _clean(text: str) -> str:
+    text = " ".join(str(text).split())
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)[:600]

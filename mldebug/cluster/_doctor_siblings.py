@@ -1,0 +1,287 @@
+"""What has to be alike, in a node and over all nodes: the odd one out is named, and which value the others have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mldebug.cluster._doctor_finding import Finding, Node, bad, by, fine, gpus, majority, part, warn
+from mldebug.cluster._doctor_net import routable
+from mldebug.cluster._doctor_rdma import is_active
+from mldebug.cluster._doctor_software import settings, uniform
+
+_SKEW_WARN, _SKEW_BAD = 2.0, 60.0  # seconds between the clocks of two nodes
+# What makes a job hang, or fail at its start, where nodes differ in it.
+_FATAL = ("NCCL", "net plugin", "loaded NCCL", "torch")
+_OWN = re.compile(
+    r"RANK|SLURM_NODEID|:missing$|VISIBLE_DEVICES|MASTER_PORT|SLURM_NNODES|^OMPI_|HOSTID|DEBUG_FILE|_SIZE$"
+)
+
+
+def judge(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Findings with their hosts. A single node is compared within itself."""
+    yield from _vbios(nodes)
+    if len(nodes) < 2:
+        return
+    yield from _links(nodes)
+    yield from _counts(nodes)
+    yield from _versions(nodes)
+    yield from _variables(nodes)
+    yield from _clocks(nodes)
+    yield from _identities(nodes)
+    yield from _worlds(nodes)
+
+
+def at(finding: Finding, *hosts: str) -> Finding:
+    return replace(finding, hosts=hosts)
+
+
+def _host(node: Node) -> str:
+    return str(node["host"])
+
+
+def _vbios(nodes: Sequence[Node]) -> Iterator[Finding]:
+    check, hint = (
+        "VBIOS",
+        "update the odd ones (the vendor's firmware bundle), or keep them in a partition of their own",
+    )
+    everything = [(node, gpu) for node in nodes for gpu in gpus(node) if gpu.get("vbios")]
+    odd_ones = []
+    for model, group in by(everything, lambda pair: pair[1].get("name")).items():
+        versions = {(_host(node), gpu["index"]): gpu["vbios"] for node, gpu in group}
+        usual, odd = majority(versions)
+        if usual is None and len(set(versions.values())) > 1:
+            hosts = dict.fromkeys(host for host, _ in versions)
+            odd_ones.append(
+                at(
+                    warn(check, f"{model} has {', '.join(sorted(set(versions.values())))}, none of them in most", hint),
+                    *hosts,
+                )
+            )
+        for host, index in odd:
+            odd_ones.append(
+                at(warn(check, f"{versions[host, index]}, most others have {usual}", hint, f"GPU {index}"), host)
+            )
+    yield from odd_ones
+    if everything and not odd_ones:
+        yield at(
+            fine(check, f"the same on all {len(everything)} GPUs of a model"),
+            *(_host(node) for node in nodes if gpus(node)),
+        )
+
+
+def _links(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """A whole node whose GPUs have fewer NVLinks than those of the others: inside of it they are all alike."""
+    everything = [
+        (node, gpu) for node in nodes for gpu in gpus(node) if gpu.get("links") and not (gpu.get("mig") or [0])[0]
+    ]
+    for _, group in by(everything, lambda pair: pair[1].get("name")).items():
+        best = {_host(node): max(sum(gpu["links"]) for one, gpu in group if one is node) for node, _ in group}
+        usual, odd = majority(best)
+        for host in odd:
+            if best[host] < usual:
+                says = f"{best[host]} links are active on its GPUs, {usual} on those of most other nodes"
+                yield at(bad("NVLink", says, "the fabric manager and the cables of this node; reboot it"), host)
+
+
+def _gpu_count(node: Node) -> int:
+    return len(gpus(node))
+
+
+def _port_count(node: Node) -> int:
+    return len(_active(node))
+
+
+def _active(node: Node) -> list[Any]:
+    return [port for port in part(node, "rdma", "ports") or [] if is_active(port)]
+
+
+def _counts(nodes: Sequence[Node]) -> Iterator[Finding]:
+    for check, unit, count in (
+        ("GPUs", "GPUs", _gpu_count),
+        ("RDMA ports", "active RDMA ports", _port_count),
+    ):
+        counts = {_host(node): count(node) for node in nodes}
+        usual, odd = majority(counts)
+        for host in odd:
+            say = bad if counts[host] < usual else warn
+            yield at(
+                say(
+                    check,
+                    f"{counts[host]} {unit}, most other nodes have {usual}",
+                    "leave this node out until it has all of them",
+                ),
+                host,
+            )
+    rates = {
+        _host(node): max((port["rate"] for port in part(node, "rdma", "ports") or [] if is_active(port)), default=0)
+        for node in nodes
+    }
+    usual, odd = majority(rates)
+    for host in odd:
+        if 0 < rates[host] < usual:
+            yield at(
+                bad(
+                    "RDMA ports",
+                    f"{rates[host]:g} Gb/s at most, most other nodes have {usual:g}",
+                    "check cables and switch ports",
+                ),
+                host,
+            )
+    mtus = {
+        _host(node): min(
+            (port["mtu"] for port in part(node, "rdma", "ports") or [] if is_active(port) and "mtu" in port), default=0
+        )
+        for node in nodes
+    }
+    usual, odd = majority(mtus)
+    for host in odd:
+        if mtus[host] and usual:
+            yield at(
+                bad(
+                    "RDMA MTU",
+                    f"{mtus[host]}, most other nodes have {usual}",
+                    "the same MTU on every interface and switch port",
+                ),
+                host,
+            )
+
+
+def _versions(nodes: Sequence[Node]) -> Iterator[Finding]:
+    told = {_host(node): uniform(node) for node in nodes}
+    alike = []
+    for name in dict.fromkeys(name for row in told.values() for name in row):
+        values = {host: row.get(name, "") for host, row in told.items()}
+        running = [host for host, value in values.items() if value] if name == "loaded NCCL" else list(values)
+        values = {host: values[host] for host in running}  # only nodes with ranks have loaded one
+        if len(set(values.values())) < 2:
+            alike += [name] if any(values.values()) else []
+            continue
+        say = bad if name in _FATAL else warn
+        usual, odd = majority(values)
+        hint = "the same image or environment on all nodes; until then leave the odd ones out"
+        if usual is None:
+            for value, hosts in by(values, values.__getitem__).items():
+                yield at(say(name, f"{value or 'none'}, and others have something else", hint), *hosts)
+        for value, hosts in by(odd, values.__getitem__).items():
+            yield at(say(name, f"{value or 'none'}, most nodes have {usual or 'none'}", hint), *hosts)
+    if alike:
+        yield at(fine("versions", f"the same on all nodes: {', '.join(alike)}"), *told)
+
+
+def _variables(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Settings that differ: of the files, and of the environments of what was started on each node."""
+    told = {_host(node): settings(node) for node in nodes}
+    for name in sorted({name for row in told.values() for name in row if not _OWN.search(name)}):
+        values = {host: row.get(name, "") for host, row in told.items()}
+        usual, odd = majority(values)
+        for host in odd:
+            says = f"{name} is {values[host] or 'not set'}, on most nodes {usual or 'not set'}"
+            yield at(
+                warn(
+                    "variables",
+                    says,
+                    "set it for all ranks alike: export it in the launch script, or in /etc/nccl.conf",
+                ),
+                host,
+            )
+
+
+def _clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """The clock of a node beside the time when it was asked and had answered."""
+    known = 0
+    for node in nodes:
+        clock = part(node, "clock")
+        if not clock:
+            continue
+        known += 1
+        early, late = clock["asked"] - clock["sent"], clock["sent"] - clock["answered"]
+        skew = max(early, late)
+        if skew > _SKEW_WARN:
+            say = bad if skew > _SKEW_BAD else warn
+            which = "behind" if early > 0 else "ahead"
+            yield at(
+                say(
+                    "clock",
+                    f"{skew:.0f} s {which} of the node that asked",
+                    "`timedatectl`, `chronyc tracking`: start its time service",
+                ),
+                _host(node),
+            )
+    if known == len(nodes):
+        yield at(fine("clock", f"all within {_SKEW_WARN:g} s"), *map(_host, nodes))
+
+
+def _identities(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Cloned machines: the same GPU, name or address at two places."""
+    seen: dict[str, set[str]] = {}
+    for node in nodes:
+        for gpu in gpus(node):
+            if gpu.get("uuid"):
+                seen.setdefault(gpu["uuid"], set()).add(_host(node))
+    for uuid, hosts in seen.items():
+        if len(hosts) > 1:
+            yield at(
+                bad(
+                    "duplicate GPU",
+                    f"{uuid} is on {len(hosts)} nodes: they are the same machine, or clones",
+                    "name each node once",
+                ),
+                *sorted(hosts),
+            )
+    owners: dict[str, set[str]] = {}
+    for node in nodes:
+        for address in routable(node):
+            owners.setdefault(address, set()).add(_host(node))
+    for address, hosts in owners.items():
+        if len(hosts) > 1:
+            yield at(
+                bad("host name", f"{address} is an address of {len(hosts)} nodes", "give each node its own address"),
+                *sorted(hosts),
+            )
+    names = by(nodes, lambda node: part(node, "net", "own", "name") or _host(node))
+    for name, group in names.items():
+        if len(group) > 1:
+            yield at(
+                warn(
+                    "host name",
+                    f"{len(group)} nodes call themselves {name}",
+                    "NCCL_HOSTID=... for each of them, or real host names",
+                ),
+                *map(_host, group),
+            )
+
+
+def _worlds(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Jobs that never became one: each node a world of its own, or two nodes that are both the first."""
+    masters = {_host(node): part(node, "net", "master") for node in nodes}
+    found = {host: tuple(one["addresses"]) for host, one in masters.items() if one and one.get("addresses")}
+    usual, odd = majority(found)
+    for host in odd:
+        says = f"{masters[host]['name']} is {found[host][0]} here and {usual[0]} on most nodes"
+        yield at(bad("MASTER_ADDR", says, "correct /etc/hosts or DNS there"), host)
+    starts: dict[Any, list[Node]] = {}
+    for node in nodes:
+        for rank in part(node, "ranks", "found") or []:
+            if rank["rank"] == 0:
+                starts.setdefault(rank["job"], []).append(node)
+    for job, group in starts.items():
+        hosts = list(dict.fromkeys(map(_host, group)))
+        if len(hosts) < 2:
+            continue
+        ranks = [rank for node in group for rank in part(node, "ranks", "found") if rank["job"] == job]
+        sizes = ", ".join(map(str, sorted({rank["world"] for rank in ranks})))
+        says = f"rank 0 of job {job or 'without a name'} runs on {len(hosts)} nodes (world size {sizes})"
+        # Several jobs of one node each look the same, where no scheduler and no address says that it is one.
+        told = [rank.get("told", {}) for rank in ranks]
+        one = any("SLURM_JOB_ID" in words for words in told)
+        one = one or any(not re.match(r"localhost|127\.|::1|$", words.get("MASTER_ADDR", "")) for words in told)
+        says += (
+            ": each node has a world of its own" if one else ": if this is one job, each node has a world of its own"
+        )
+        yield at((bad if one else warn)("world", says, _ONE_MASTER), *hosts)
+
+
+_ONE_MASTER = "one MASTER_ADDR for all nodes, the address of the first, and --node-rank or --rdzv-endpoint"
