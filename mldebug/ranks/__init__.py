@@ -14,6 +14,7 @@ from mldebug.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from mldebug.ranks._breakpoint import breakpoint_on
+    from mldebug.ranks._emulate import EmulateReport, emulate
     from mldebug.ranks._first import local_main_process_first, main_process_by_path_first, main_process_first
     from mldebug.ranks._logs import logs
     from mldebug.ranks._logs_report import LogsReport
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from mldebug.ranks._world import host, job, local_rank, rank, world_size
 
 __all__ = [
+    "EmulateReport",
     "LockedOutput",
     "LogsReport",
     "breakpoint_on",
+    "emulate",
     "host",
     "job",
     "local_main_process_first",
@@ -41,9 +44,11 @@ __all__ = [
 
 # Public name -> the module that defines it. Type checkers read the imports above instead.
 _HOMES = {
+    "EmulateReport": "mldebug.ranks._emulate",
     "LockedOutput": "mldebug.ranks._output",
     "LogsReport": "mldebug.ranks._logs_report",
     "breakpoint_on": "mldebug.ranks._breakpoint",
+    "emulate": "mldebug.ranks._emulate",
     "host": "mldebug.ranks._world",
     "job": "mldebug.ranks._world",
     "local_main_process_first": "mldebug.ranks._first",
