@@ -62,7 +62,7 @@ class RingReader:
         old = [record for index, record in enumerate(self._last()) if record and index not in inside]
         context: tuple[int, int] | None = None
         gone = self._oldest_value(records)
-        start = self._tick(records[0]) if records else 0
+        start = next((self._tick(record) for record in records if record), 0)
         for index, record in enumerate(chain(sorted(old, key=self._tick), records)):
             if index >= len(old) and (not record or self._tick(record) + 2 < start):
                 continue  # of a thread that was killed before its store: empty, or from the lap before
@@ -132,23 +132,17 @@ class RingReader:
         return record
 
     def _newest(self) -> int:
-        """The slot of the newest record: at the head, or a little behind it if a thread died before it said so."""
+        """The slot of the newest record: at the head, or a little behind it if a thread died before it said so.
+
+        The records of the lap before are older by all the time that a lap takes, 20 ms or more.
+        """
         at: int = int.from_bytes(self._map[layout.HEAD_AT : layout.HEAD_AT + 8], "little") % self._count
-        newest = max((self._tick(record) for record in self._last() if record), default=0)
-        found: int = at
+        found, newest = at, self._tick(self._slot(at))
         for step in range(1, 65):
             record = self._slot(at + step)
-            if (
-                record
-                and self._tick(self._slot(at)) <= self._tick(record) <= newest
-                and self._is_newest(record, newest)
-            ):
+            if record and self._tick(record) >= newest - 4:
                 found = (at + step) % self._count
         return found
-
-    def _is_newest(self, record: int, newest: int) -> bool:
-        """Whether this record is one of those that a thread left last, and not one of the lap before."""
-        return newest - self._tick(record) <= 1 and record in self._last()
 
     def _tick(self, record: int) -> int:
         return ((record >> 32) - self._started) & 0xFFFF_FFFF
