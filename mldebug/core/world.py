@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def job() -> str:
     """A name for this process's job that all of its ranks on this node share, with no spaces and no slashes.
 
     It is the launcher's own id (of torchrun, Open MPI, Cray PALS, or SLURM's job and step), else MASTER_ADDR and
-    MASTER_PORT, else the session: of a program that no launcher started, with all that it started itself.
+    MASTER_PORT, else the number of the process that started the ranks, or the session where there is one process.
 
         lock = f"/tmp/{os.getuid()}-{job()}.lock"
     """
@@ -126,9 +127,29 @@ def _job(env: Mapping[str, str]) -> str:
         return f"slurm-{value}.{env.get('SLURM_STEP_ID', '') or env.get('SLURM_STEPID', '') or 'batch'}"
     if address.strip(":"):
         return f"master-{address}"
-    if "PMI_SIZE" in env:
-        return f"mpi-{os.getppid()}"  # the proxy of mpiexec on this node
+    if any(one.size > 1 for one in claims(env)):
+        return f"launcher-{launcher()}"  # such as the proxy of mpiexec on this node
     return f"session-{os.getsid(0)}" if hasattr(os, "getsid") else f"pid-{os.getpid()}"
+
+
+def launcher() -> int:
+    """The pid of what started the ranks of this node: the nearest process above this one that is no rank itself.
+
+    Wrappers around a rank (a shell, numactl) have its variables and do not count.
+
+        print(f"started by {launcher()}")
+    """
+    name = next((one.names[0] for one in claims(os.environ)), "")
+    above = os.getppid()
+    mine = f"{name}={os.environ.get(name, '')}".encode()
+    while name and above > 1:
+        try:
+            if mine not in Path(f"/proc/{above}/environ").read_bytes().split(b"\0"):
+                break
+            above = int(Path(f"/proc/{above}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        except OSError:  # it is another user's, as slurmstepd is, and so no rank
+            break
+    return above
 
 
 def _number(env: Mapping[str, str], names: tuple[str, ...]) -> tuple[str, int] | None:

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mldebug.core.errors import MldebugError
-from mldebug.core.world import claims, job
+from mldebug.core.world import job, launcher
 
 
 class FolderBoard:
@@ -108,7 +108,7 @@ def _folder() -> Path:
     base = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
     uid = os.getuid()
     above = base / f"mldebug-{uid}" / "ranks"
-    launcher = _launcher()
+    top = launcher()
     try:
         above.mkdir(mode=0o700, parents=True, exist_ok=True)
         for one in (above.parent, above):
@@ -116,7 +116,7 @@ def _folder() -> Path:
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o022:
                 raise MldebugError(f"{one} can be written to by others, or is theirs", f"`rm -r {one}`")
         _sweep(above)
-        folder = above / f"{node()[-40:]}.{launcher}.{ticks(launcher)}.{quote(job(), safe='')[:120]}"
+        folder = above / f"{node()[-40:]}.{top}.{ticks(top)}.{quote(job(), safe='')[:120]}"
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as exc:
         raise MldebugError(
@@ -129,27 +129,8 @@ def _folder() -> Path:
 def _sweep(above: Path) -> None:
     """Remove what jobs have left whose launcher is gone."""
     for one in above.iterdir():
-        place, launcher, started = (*one.name.split("."), "", "", "")[:3]
-        gone = launcher.isdecimal() and place == node()[-40:] and str(ticks(int(launcher))) != started
+        place, top, started = (*one.name.split("."), "", "", "")[:3]
+        gone = top.isdecimal() and place == node()[-40:] and str(ticks(int(top))) != started
         with contextlib.suppress(OSError):
             if gone or time.time() - one.stat().st_mtime > 30 * 86400:
                 shutil.rmtree(one, ignore_errors=True)
-
-
-def _launcher() -> int:
-    """The process that started the ranks of this node: the nearest above us that is no rank itself.
-
-    Wrappers around a rank (a shell, numactl) have its variables.
-    """
-    name = next((one.names[0] for one in claims(os.environ)), "")
-    above = os.getppid()
-    value = f"{name}={os.environ.get(name, '')}".encode()
-    while name and above > 1:
-        try:
-            if value not in Path(f"/proc/{above}/environ").read_bytes().split(b"\0"):
-                break
-            fields = Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()
-        except OSError:  # of another user: slurmstepd, or the like
-            break
-        above = int(fields[1])
-    return above
