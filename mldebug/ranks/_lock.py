@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import errno
 import fcntl
-import functools
 import mmap
 import os
 import select
@@ -14,6 +13,7 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Collection
 
 from mldebug.ranks._lock_file import open_lock_file, remove_lock_file
 
@@ -45,6 +45,7 @@ class PrintLock:
         self._holders = memoryview(bytearray(8 * SLOTS)).cast("Q")
         self._held: dict[int, int] = {}  # slot -> how many times, by the thread that owns _threads
         self._turns = 0
+        self._me = os.getpid() << 32
         self._passed_by: dict[int, int] = {}  # slot -> the holder that stood still
         self._pause = _SHORTEST
         self._waited = 0.0  # when somebody else had the lock
@@ -54,32 +55,18 @@ class PrintLock:
 
     def take(self, slot: int, fd: int, bound: float = BOUND) -> int:
         """Wait for the lock of `slot`."""
-        if not self._threads.acquire(blocking=False) and not self._take_thread(fd, bound):
+        if not self._threads.acquire(False) and not self._take_thread(fd, bound):
             return NOTHING
         held = self._held
         held[slot] = held.get(slot, 0) + 1
         try:
             self._turns += 1
-            for _attempt in range(3):
-                lock = self._fd
-                if lock < 0 or time.monotonic() - self._checked > 1.0:
-                    lock = self._open()
-                    if lock < 0:
-                        return THREAD
-                try:
-                    # A handler that interrupted its own thread asks too, as what it interrupted may be waiting.
-                    if not _try(lock, slot):
-                        # It may hold another slot, which who has this one may be waiting for.
-                        if not self._wait(lock, slot, fd, bound if len(held) == 1 else min(bound, 1.0)):
-                            return THREAD
-                    elif self._pause > _SHORTEST:
-                        self._pause *= 0.98
-                except OSError:  # closed, by a program that closes all descriptors
-                    self._fd = -1
-                    continue
-                self._holders[slot] = os.getpid() << 32 | self._turns & 0xFFFFFFFF
-                return BOTH
-            return THREAD
+            # A handler that interrupted its own thread asks too, as what it interrupted may be waiting.
+            lock = self._fd
+            if lock < 0 or time.monotonic() - self._checked > 1.0 or not _try(lock, slot):
+                return self._take_slowly(slot, fd, bound)
+            self._holders[slot] = self._me | self._turns
+            return BOTH
         except BaseException:
             self.free(slot, BOTH)
             raise
@@ -93,8 +80,8 @@ class PrintLock:
             self._held[slot] = count
         else:
             self._held.pop(slot, None)
-            if self._fd >= 0 and not (_whole_file and self._held):
-                _unlock(self._fd, slot)
+            if self._fd >= 0:
+                _unlock(self._fd, slot, self._held)
             if self._leaving:
                 self.leave()
         self._threads.release()
@@ -135,6 +122,21 @@ class PrintLock:
             turns = self._turns
         return True
 
+    def _take_slowly(self, slot: int, fd: int, bound: float) -> int:
+        if len(self._held) > 1:  # who has this slot may be waiting for the other one that this thread has
+            bound = min(bound, 1.0)
+        for _attempt in range(2):
+            lock = self._open()
+            if lock < 0:
+                break
+            if _try(lock, slot) or self._wait(lock, slot, fd, bound):
+                self._holders[slot] = self._me | self._turns
+                return BOTH
+            if self._is_ours(lock):
+                break
+            self._fd = -1  # a program that closes all descriptors has closed it just now
+        return THREAD
+
     def _wait(self, lock: int, slot: int, fd: int, bound: float) -> bool:
         """Ask again and again: the kernel's own waiting has no bound, and changes the process for every line.
 
@@ -145,7 +147,7 @@ class PrintLock:
             return False
         looked = now = time.monotonic()
         deadline = now + bound
-        if now - self._waited > 1.0:
+        if now - self._waited > 2 * self._pause:  # it is not always as busy as that
             self._pause = _SHORTEST
         while True:
             time.sleep(self._pause * (0.5 + (time.perf_counter_ns() & 1023) / 1024))  # apart from the others
@@ -175,8 +177,9 @@ class PrintLock:
                 self._without = True
                 _say_unlocked("there is no private folder for a lock file (set XDG_RUNTIME_DIR or TMPDIR to one)")
                 return -1
-            with contextlib.suppress(OSError):
-                _lock(fd, _PRESENT, fcntl.F_RDLCK)
+            if _SET is not None:
+                with contextlib.suppress(OSError):
+                    fcntl.fcntl(fd, _SET, _SHARED)
             with contextlib.suppress(OSError, ValueError):
                 self._holders = memoryview(mmap.mmap(fd, 8 * SLOTS)).cast("Q")
             self._fd, self._file = fd, os.fstat(fd)
@@ -198,9 +201,8 @@ class PrintLock:
         return True
 
 
-_SHORTEST, _LONGEST = 0.0001, 0.03  # seconds between two tries
+_SHORTEST, _LONGEST = 0.0001, 0.04  # seconds between two tries
 _PRESENT = SLOTS  # the byte that every process with the file open holds together with the others
-_FLOCK = "hhqqi4x"  # struct flock, its offsets of 64 bits
 _SET = getattr(fcntl, "F_OFD_SETLK", None)  # locks of a byte, owned by the open file: Linux
 _whole_file = _SET is None  # else one lock of the whole file, which is right too and coarser
 
@@ -208,47 +210,41 @@ _whole_file = _SET is None  # else one lock of the whole file, which is right to
 def _try(fd: int, slot: int) -> bool:
     global _whole_file
     try:
-        if _whole_file:
+        if _SET is None or _whole_file:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         else:
-            fcntl.fcntl(fd, _SET, _request(fcntl.F_WRLCK, slot))  # type: ignore[arg-type]
+            fcntl.fcntl(fd, _SET, _LOCKS[slot])
         return True
-    except (BlockingIOError, PermissionError):
-        return False
     except OSError as exc:
         if exc.errno == errno.EINVAL and not _whole_file:  # a kernel without them
             _whole_file = True
             return _try(fd, slot)
-        raise
+        return False
 
 
-def _unlock(fd: int, slot: int) -> None:
-    with contextlib.suppress(OSError):
-        if _whole_file:
-            fcntl.flock(fd, fcntl.LOCK_UN)
+def _unlock(fd: int, slot: int, held: Collection[int]) -> None:
+    try:
+        if _SET is None or _whole_file:
+            if not held:
+                fcntl.flock(fd, fcntl.LOCK_UN)
         else:
-            _lock(fd, slot, fcntl.F_UNLCK)
+            fcntl.fcntl(fd, _SET, _UNLOCKS[slot])
+    except OSError:  # a program that closes all descriptors has closed it
+        pass
 
 
-def _lock(fd: int, byte: int, kind: int) -> None:
-    if _SET is not None:
-        fcntl.fcntl(fd, _SET, _request(kind, byte))
+def _requests(kind: int) -> list[bytes]:
+    """For each byte struct flock, its offsets of 64 bits."""
+    return [struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0) for byte in range(SLOTS + 1)]
 
 
-@functools.cache
-def _request(kind: int, byte: int) -> bytes:
-    return struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0)
+_LOCKS, _UNLOCKS = _requests(fcntl.F_WRLCK), _requests(fcntl.F_UNLCK)
+_SHARED = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, _PRESENT, 1, 0)
 
 
 def _alone(fd: int) -> bool:
     """Whether no other process has the file open; then none can come in between either, until it is closed."""
-    if _whole_file:
-        return False
-    try:
-        _lock(fd, _PRESENT, fcntl.F_WRLCK)
-        return True
-    except OSError:
-        return False
+    return not _whole_file and _try(fd, _PRESENT)
 
 
 def _takes_more(fd: int) -> bool:

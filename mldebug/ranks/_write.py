@@ -9,6 +9,7 @@ import os
 import select
 import stat
 import sys
+import time
 from typing import Any
 
 from mldebug.ranks._lock import BOUND, LOCK, NOTHING, SLOTS
@@ -25,15 +26,17 @@ def write_whole(stream: Any, text: str, bound: float = BOUND) -> None:
         _write_through(stream, text, bound)
         return
     data = text.encode(stream.encoding, stream.errors)
-    state = os.fstat(fd)
-    slot = _slot(state)
+    output = _outputs.get(fd)
+    if output is None or time.monotonic() > output.until:
+        output = _outputs[fd] = _Output(fd, os.fstat(fd), output)
+    slot = output.slot
     had = LOCK.take(slot, fd, bound)
     try:
         try:
             stream.flush()  # what it has in its buffer comes first
         except (RuntimeError, BlockingIOError):
             _flush(stream)
-        _send(fd, data, state, alone=had != NOTHING)
+        _send(output, data, alone=had != NOTHING)
     finally:
         LOCK.free(slot, had)
 
@@ -41,6 +44,25 @@ def write_whole(stream: Any, text: str, bound: float = BOUND) -> None:
 def is_plain(stream: Any) -> bool:
     """Whether `stream` is a text file of Python's own over a descriptor."""
     return _plain_descriptor(stream) >= 0
+
+
+class _Output:
+    """What is known of a descriptor. Looked at anew now and then, as a program may put another file there (dup2)."""
+
+    def __init__(self, fd: int, state: os.stat_result, before: _Output | None) -> None:
+        self.fd = fd
+        self.until = time.monotonic() + 0.02
+        self.file = (state.st_dev, state.st_ino)
+        self.slot = _slot(state)
+        # The position counts only where there is one, and where each write does not go to the end by itself.
+        self.seeks = stat.S_ISREG(state.st_mode) and not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND
+        self.end: int = before.end if before is not None and before.file == self.file else 0  # of our last line
+
+    def to_end(self) -> None:
+        """Where several processes have opened one file themselves, without O_APPEND, each would write over the lines
+        of the others. A position that the program has set itself is left alone."""
+        if os.lseek(self.fd, 0, os.SEEK_CUR) == self.end:
+            os.lseek(self.fd, 0, os.SEEK_END)
 
 
 class _Line:
@@ -59,7 +81,7 @@ class _Line:
 
 
 _current: _Line | None = None  # of the thread that holds the lock
-_ends: dict[int, tuple[int, int, int]] = {}  # descriptor -> device, inode and where our last line in it ended
+_outputs: dict[int, _Output] = {}  # by descriptor
 # Encodings whose bytes do not depend on what came before (utf-16 begins with a mark, once).
 _STATELESS = {"utf-8", "ascii", "us-ascii", "latin-1", "iso-8859-1", "iso8859-1", "iso8859-15", "cp1252", "646"}
 _PIECE = select.PIPE_BUF  # what a pipe that is ready takes without waiting
@@ -110,21 +132,20 @@ def _flush(stream: Any) -> None:
             _wait(stream.fileno())
 
 
-def _send(fd: int, data: bytes, state: os.stat_result, alone: bool) -> None:
+def _send(output: _Output, data: bytes, alone: bool) -> None:
     global _current
     outer = _current if alone else None
     if outer is not None and outer.sent:  # we are in a signal handler, perhaps in the middle of a line
         _drain(outer)
-    line = _Line(fd, data)
+    line = _Line(output.fd, data)
     if alone:
         _current = line
-    regular = stat.S_ISREG(state.st_mode)
     try:
-        if regular:
-            _find_end(fd, state)
+        if output.seeks:
+            output.to_end()
         try:
             # One call of C, from the write to the note of what it wrote: no handler runs in between.
-            line.sent.extend(map(os.write, (fd,), (data,)))
+            line.sent.extend(map(os.write, (line.fd,), (data,)))
         except BlockingIOError:
             _drain(line)
         else:
@@ -140,8 +161,8 @@ def _send(fd: int, data: bytes, state: os.stat_result, alone: bool) -> None:
     finally:
         if alone:
             _current = outer
-        if regular:
-            _note_end(fd, state)
+        if output.seeks:
+            output.end = os.lseek(output.fd, 0, os.SEEK_CUR)
 
 
 def _drain(line: _Line, patience: float | None = None) -> None:
@@ -158,22 +179,6 @@ def _wait(fd: int, seconds: float | None = None) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return bool(poll.poll(None if seconds is None else seconds * 1000))
-
-
-def _find_end(fd: int, state: os.stat_result) -> None:
-    """Where several processes have opened one file themselves, without O_APPEND, each would write over the lines of
-    the others. A position that the program has set itself is left alone."""
-    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND:
-        return
-    device, inode, end = _ends.get(fd, (0, 0, 0))
-    if (device, inode) != (state.st_dev, state.st_ino):
-        end = 0
-    if os.lseek(fd, 0, os.SEEK_CUR) == end:
-        os.lseek(fd, 0, os.SEEK_END)
-
-
-def _note_end(fd: int, state: os.stat_result) -> None:
-    _ends[fd] = (state.st_dev, state.st_ino, os.lseek(fd, 0, os.SEEK_CUR))
 
 
 def _forget() -> None:

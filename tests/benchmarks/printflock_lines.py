@@ -18,15 +18,17 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 import tty
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# argv: path of another printflock or "", number of this process, lines. Says "r" on stderr, waits for the end of stdin.
-WRITER = """
-import sys, random, importlib.util
+# argv: path of another printflock or "", number of this process, lines, a descriptor. On stderr: "ready", when it waits
+# for the end of stdin, and when it had printed its last line. It lives on until the descriptor is at its end.
+WRITER = r"""
+import sys, os, random, time, importlib.util
 path, me, lines = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 if path:
     spec = importlib.util.spec_from_file_location("printflock", path)
@@ -40,15 +42,16 @@ letter = chr(ord("a") + me % 26)
 texts = []
 for n in range(lines):
     roll = chance.random()
-    size = int(10 ** chance.uniform(1, 2.3)) if roll < 0.9 else int(10 ** chance.uniform(2.3, 4)) if roll < 0.99 \\
+    size = int(10 ** chance.uniform(1, 2.3)) if roll < 0.9 else int(10 ** chance.uniform(2.3, 4)) if roll < 0.99 \
         else int(10 ** chance.uniform(4, 5))
     head = f"{me:02d} {n} "
     texts.append((head, max(1, size - len(head))))
-import os
-os.write(2, b"r")
+os.write(2, b"ready\n")
 sys.stdin.read()
 for head, fill in texts:
     show(head + str(fill) + " " + letter * fill)
+os.write(2, b"done %.6f\n" % time.monotonic())
+os.read(int(sys.argv[4]), 1)
 """
 
 
@@ -94,48 +97,56 @@ def run(sink: str, path: str, processes: int, lines: int) -> tuple[float, bytes]
         file = tempfile.NamedTemporaryFile()  # noqa: SIM115
         reading, writing = -1, os.open(file.name, os.O_WRONLY | os.O_APPEND)
     go, start = os.pipe()
+    stay, leave = os.pipe()
     ready, say_ready = os.pipe()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITER, path, str(me), str(lines)],
+            [sys.executable, "-c", WRITER, path, str(me), str(lines), str(stay)],
             stdin=go,
             stdout=writing,
             stderr=say_ready,
             env=environment,
+            pass_fds=[stay],
         )
         for me in range(processes)
     ]
-    for fd in (go, writing, say_ready):
+    for fd in (go, stay, writing, say_ready):
         os.close(fd)
-    said = b""
-    while len(said) < processes and (more := os.read(ready, processes)):
-        said += more
-    started = time.perf_counter()
-    os.close(start)
-    chunks = []
-    if reading >= 0:
-        while chunk := _read(reading):
-            chunks.append(chunk)
-        os.close(reading)
+    chunks: list[bytes] = []
+    reader = threading.Thread(target=_read_all, args=(reading, chunks))
+    with open(ready, encoding="utf-8") as said:
+        for _child in children:
+            said.readline()
+        reader.start()
+        started = time.monotonic()
+        os.close(start)
+        ends: list[float] = []
+        for line in said:
+            if line.startswith("done "):
+                ends.append(float(line[5:]))
+            else:
+                sys.stderr.write(line)
+            if len(ends) == processes:
+                break
+        os.close(leave)
     for child in children:
         child.wait()
-    seconds = time.perf_counter() - started
-    while more := os.read(ready, 1 << 16):
-        said += more
-    os.close(ready)
-    sys.stderr.write(said[processes:].decode())
+    reader.join()
     if file is not None:
         chunks.append(Path(file.name).read_bytes())
         file.close()
-    return seconds, b"".join(chunks)
+    return max(ends) - started, b"".join(chunks)
 
 
-def _read(fd: int) -> bytes:
+def _read_all(fd: int, chunks: list[bytes]) -> None:
     try:
-        return os.read(fd, 1 << 20)
+        while fd >= 0 and (chunk := os.read(fd, 1 << 20)):
+            chunks.append(chunk)
     except OSError:  # a terminal whose last writer has gone
-        return b""
+        pass
+    if fd >= 0:
+        os.close(fd)
 
 
 def judge(data: bytes, processes: int, lines: int) -> tuple[int, int]:

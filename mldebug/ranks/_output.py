@@ -1,0 +1,165 @@
+"""LockedOutput: all that a program prints comes out in whole lines, without an edit of the program."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import logging
+import sys
+from collections.abc import Collection
+from typing import Any
+
+from mldebug.core.errors import UsageError
+from mldebug.core.scope import Scope
+from mldebug.ranks._lines_out import LineStream, plain_stream
+from mldebug.ranks._lock import BOUND
+from mldebug.ranks._prefix import Prefix, whoami
+from mldebug.ranks._printflock import as_text
+from mldebug.ranks._write import is_plain, write_whole
+
+
+class LockedOutput(Scope):
+    """Inside of it `print` is printflock, in every module; what it prints elsewhere than to stdout and stderr is as ever.
+
+    stdout, stderr: also what is written to sys.stdout, sys.stderr by other means (progress bars, tracebacks, pdb), line
+        by line: what has no newline yet waits for it, or for a flush.
+    logging: also the handlers of `logging` that write to stdout, stderr or a file.
+    prefix, print_ranks, ordered: as printflock has them, for all that goes to stdout and stderr; `ordered` is for
+        print alone, and all ranks then have to print equally often.
+    timeout: seconds after which a process that holds the lock and stands still is passed by.
+
+    What a program writes to the descriptors itself (C code, a subprocess) is not touched. Processes that are forked
+    inside are in it, those that are spawned are not. At the end everything is what it was.
+
+        with LockedOutput(stderr=True, logging=True, prefix="[{host}:{rank}]"):
+            train()
+    """
+
+    def __init__(
+        self,
+        *,
+        stdout: bool = False,
+        stderr: bool = False,
+        logging: bool = False,
+        prefix: str | bool | None = None,
+        print_ranks: Collection[int] | None = None,
+        ordered: bool = False,
+        timeout: float = BOUND,
+    ) -> None:
+        if not timeout > 0:
+            raise UsageError(f"timeout is {timeout}, not a number of seconds above 0", "5 is usual")
+        self._wrapped = [name for name, wanted in (("stdout", stdout), ("stderr", stderr)) if wanted]
+        self._logging = logging
+        self._prefix = Prefix.of(prefix) if prefix else None
+        self._print_ranks, self._ordered, self._timeout = print_ranks, ordered, timeout
+        self._streams: dict[str, LineStream] = {}
+        self._befores: dict[str, Any] = {}
+        self._handlers: list[tuple[Any, Any, LineStream]] = []
+        self._known: list[Any] = []
+        self._print: Any = None
+
+    def start(self) -> None:
+        self._streams, self._befores, self._handlers = {}, {}, []
+        self._known = [plain_stream(stream) for stream in (sys.stdout, sys.stderr) if stream is not None]
+        for name in self._wrapped:
+            before = getattr(sys, name)
+            if before is not None:
+                self._befores[name] = before
+                self._streams[name] = self._lines(before)
+                setattr(sys, name, self._streams[name])
+        if self._logging:
+            self._wrap_handlers()
+        self._print = _replacement(self, builtins.print)
+        builtins.print = self._print
+
+    def stop(self, exc: BaseException | None) -> None:
+        self._print.over = True
+        # What somebody else has put over ours meanwhile stays; ours is only a way through then.
+        if builtins.print is self._print:
+            builtins.print = _still_on(self._print.before)
+        for name, stream in self._streams.items():
+            stream.end()
+            if getattr(sys, name) is stream:
+                setattr(sys, name, _still_on(self._befores[name]))
+        for handler, before, stream in self._handlers:
+            stream.end()
+            if handler.stream is stream:
+                handler.stream = _still_on(before)
+
+    def show(self, text: str, stream: Any) -> None:
+        """One text to stdout or stderr."""
+        if self._print_ranks is not None and whoami()["rank"] not in self._print_ranks:
+            return
+        if self._prefix is not None:
+            text = self._prefix.before_lines(text, stream)
+        write_whole(stream, text, self._timeout)
+
+    def print(self, text: str, stream: Any) -> None:
+        """What print was called with, if it goes to stdout or stderr: to be known by the streams of the start."""
+        if isinstance(stream, LineStream) and not stream.ended:
+            stream.write(text)
+            stream.flush()
+        elif self._ordered:
+            from mldebug.ranks._ordered import in_order
+
+            with in_order(self._print_ranks):
+                self.show(text, stream)
+        else:
+            self.show(text, stream)
+
+    def is_known(self, stream: Any) -> bool:
+        return any(plain_stream(stream) is one for one in self._known)
+
+    def _lines(self, stream: Any) -> LineStream:
+        plain = plain_stream(stream)
+        show = self.show if self.is_known(plain) else functools.partial(_show_whole, timeout=self._timeout)
+        return LineStream(plain, show)
+
+    def _wrap_handlers(self) -> None:
+        loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+        handlers = {id(one): one for logger in loggers for one in getattr(logger, "handlers", ())}
+        for handler in handlers.values():
+            if not isinstance(handler, logging.StreamHandler) or "stream" not in vars(handler):
+                continue
+            before = handler.stream
+            if before is None or isinstance(before, LineStream) and not before.ended and before in self._streams.values():
+                continue
+            if self.is_known(before) or is_plain(plain_stream(before)):
+                stream = self._lines(before)
+                self._handlers.append((handler, before, stream))
+                handler.stream = stream
+
+
+def _show_whole(text: str, stream: Any, timeout: float) -> None:
+    write_whole(stream, text, timeout)
+
+
+class _Print:
+    """builtins.print inside of a LockedOutput."""
+
+    def __init__(self, scope: LockedOutput, before: Any) -> None:
+        self.scope, self.before, self.over = scope, before, False
+
+
+def _replacement(scope: LockedOutput, before: Any) -> Any:
+    """A function, as print is one: some programs look at its name, and give it to threads and hooks."""
+
+    @functools.wraps(print)
+    def show(*args: Any, sep: Any = " ", end: Any = "\n", file: Any = None, flush: Any = False) -> None:
+        stream = sys.stdout if file is None else file
+        if show.over or stream is None or not scope.is_known(stream):  # type: ignore[attr-defined]
+            _still_on(before)(*args, sep=sep, end=end, file=file, flush=flush)
+            return
+        scope.print(as_text(args, sep, end), stream)
+
+    show.over, show.before = False, before  # type: ignore[attr-defined]
+    return show
+
+
+def _still_on(before: Any) -> Any:
+    """What was there before, without those of us whose scope has ended in between."""
+    while getattr(before, "over", False) is True and hasattr(before, "before"):
+        before = before.before
+    while isinstance(before, LineStream) and before.ended:
+        before = before._mldebug_stream
+    return before
