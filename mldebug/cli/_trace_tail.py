@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from mldebug.cli._parser import Parser, add_common, count, file_to_write
 from mldebug.core.report import emit
@@ -30,6 +31,7 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="read only the ends of the files, and do not look where ranks went different ways",
     )
+    parser.add_argument("--jobs", type=count, metavar="N", help="processes that read (default: the CPUs, at most 8)")
     add_common(parser, output="write the report to FILE as JSON")
 
 
@@ -37,8 +39,9 @@ def run(args: argparse.Namespace) -> int:
     output = file_to_write("--output", args.output)
     from mldebug.tracing._tail import trace_tail
 
+    processes = args.jobs or min(8, len(os.sched_getaffinity(0)))
     where = args.paths[0] if len(args.paths) == 1 else args.paths
-    report = trace_tail(where, lines=args.lines, pattern=args.pattern, compare=not args.no_compare)
+    report = trace_tail(where, lines=args.lines, pattern=args.pattern, compare=not args.no_compare, processes=processes)
     emit(report, json=args.json, output=output, quiet=args.quiet, no_color=args.no_color)
     if report.interrupted:
         return 130

@@ -11,8 +11,9 @@ from datetime import datetime, timezone
 
 from mldebug.core.errors import UsageError
 from mldebug.tracing._tail_find import NOT_READABLE, Found, Trace, find_traces
-from mldebug.tracing._tail_index import Index, index
+from mldebug.tracing._tail_index import Index
 from mldebug.tracing._tail_part import Parting, iterations, parties, partings, place_of
+from mldebug.tracing._tail_pool import read_all
 from mldebug.tracing._tail_read import Ending, Place, ending
 from mldebug.tracing._tail_report import Behind, RankTail, Stop, TraceTailReport, rank_set
 from mldebug.tracing._tail_sync import starts
@@ -24,12 +25,14 @@ def trace_tail(
     lines: int = 3,
     pattern: str | None = None,
     compare: bool = True,
+    processes: int = 1,
 ) -> TraceTailReport:
     """Say from the traces of all ranks which rank stopped first, where ranks went different ways, and their last lines.
 
     `where` is the folder that `NicerTrace` wrote to, or some of its files. `lines` last lines of each rank are kept;
     `pattern` is a regular expression whose lines are counted in each rank's trace. `compare=False` leaves the search
     for different ways out: then only the ends of the files are read, unless there is a pattern.
+    `processes` says how many are forked to read; more than one is for a program without threads and without a GPU.
     Files that still grow are read as far as they were when they were found. Memory does not grow with their size.
     Raises UsageError if there is no trace, or `pattern` is no regular expression.
 
@@ -62,9 +65,12 @@ def trace_tail(
             kind = max(sorted(set(kinds)), key=kinds.count) if kinds else "txt"
             same = {rank: trace for rank, trace in traces.items() if trace.kind == kind}
             places, early = starts(same, endings)
-            for rank, trace in traces.items():
-                if rank in places or matcher is not None:
-                    indexes[rank] = index(trace, places.get(rank, Place(0, 0, 0)), matcher, progress.add)
+            tasks = [
+                (rank, trace, places.get(rank, Place(0, 0, 0)))
+                for rank, trace in traces.items()
+                if rank in places or matcher is not None
+            ]
+            indexes = read_all(tasks, matcher, processes, progress.add)
             notes += _left_out(traces, same, early)
             if compare:
                 cut = any(trace.cut for trace in same.values())

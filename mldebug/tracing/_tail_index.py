@@ -76,7 +76,7 @@ def index(trace: Trace, start: Place, pattern: re.Pattern[bytes] | None, progres
             if (piece, offset + len(block)) > (start.piece, start.offset):
                 if piece == start.piece and offset < start.offset:
                     block, offset = block[start.offset - offset :], start.offset
-                data = strip(block, trace.values)
+                data = strip(block, trace.pid, trace.values)
                 found.add_place(Place(at, piece, offset))
                 digester.add(data[max(0, -at) :])
                 at += len(data)

@@ -8,14 +8,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mldebug.tracing._lines import clock
 from mldebug.tracing._ring_read import RingReader
 from mldebug.tracing._tail_find import NOT_READABLE, Trace
 
-BLOCK = 1 << 20
+BLOCK = 1 << 19
 _LONGEST_LINE = 4 << 20
 _META = b"# mldebug trace "
-_PREFIX = re.compile(rb"\n(?:\d+ )?(?:\d+:\d\d:\d\d )?(?:\[MainThread\] )?")
-_OTHERS = re.compile(rb"\n(?:\d+ )?(?:\d+:\d\d:\d\d )?\[(?!MainThread\] )[^\n\]]*\] [^\n]*(?=\n)")
+_SAMPLE = 4096
+_MOST_SECONDS = 64  # in a block; beyond that the pattern is faster
+_CLOCK = re.compile(rb"\n\d+:\d\d:\d\d ")
+_OTHERS = re.compile(rb"\n\[(?!MainThread\] )[^\n]*(?=\n)")
 METAS = re.compile(rb"\n# mldebug trace [^\n]*(?=\n)")
 _VALUES = re.compile(rb"(\n {8}[^\n(]*)\([^\n]*|( <- | !! )[^\n]*")
 LINE = re.compile(rb"(?:(\d+) )?(?:(\d{1,9}):(\d\d):(\d\d) )?(?:\[([^\]]*)\] )?(.*)", re.DOTALL)
@@ -50,17 +53,44 @@ def raw_blocks(trace: Trace, piece: int = 0, offset: int = 0) -> Iterator[tuple[
             continue  # a piece that was dropped or broken in the meantime: what came before it is what there is
 
 
-def strip(block: bytes, values: bool) -> bytes:
+def strip(block: bytes, pid: int, values: bool) -> bytes:
     """The lines of the main thread without pid, time and thread; `values` says that values are to be cut off too."""
     data = b"\n" + block
-    if _META in data:
+    if _META in data[:_SAMPLE] or _META in data[-_SAMPLE:]:  # the first and last lines of a file
         data = METAS.sub(b"", data)
-    if b"[" in data and _OTHERS.search(data):
-        data = _OTHERS.sub(b"", data)
-    data = _PREFIX.sub(b"\n", data)
+    own = b"\n%d " % pid
+    if own in data[:_SAMPLE]:
+        data = data.replace(own, b"\n")
+    data = _without_clock(data)
+    if b"\n[" in data:
+        data = _OTHERS.sub(b"", data).replace(b"\n[MainThread] ", b"\n")
     if values:
         data = _VALUES.sub(_without_value, data)
     return data[1:]
+
+
+def _without_clock(data: bytes) -> bytes:
+    """Second after second, as a fixed string is replaced several times faster than a pattern."""
+    first = _CLOCK.search(data)
+    if first is None:
+        return data
+    parts, at, second = [], 0, _seconds(first[0])
+    for _ in range(_MOST_SECONDS):
+        now, second = second, second + 1
+        end = data.find(b"\n%s " % clock(second).encode(), at)
+        parts.append(data[at : end if end >= 0 else len(data)].replace(b"\n%s " % clock(now).encode(), b"\n"))
+        at = end
+        if end < 0:
+            break
+    else:
+        parts.append(data[at:])
+    data = b"".join(parts)
+    return _CLOCK.sub(b"\n", data) if _CLOCK.search(data) else data
+
+
+def _seconds(shown: bytes) -> int:
+    hour, minute, second = shown[-_SAMPLE:].split()[0].split(b":")
+    return int(hour[-9:]) * 3600 + int(minute) * 60 + int(second)
 
 
 def _without_value(match: re.Match[bytes]) -> bytes:
@@ -85,7 +115,7 @@ def stripped_blocks(trace: Trace, start: Place) -> Iterator[tuple[Place, bytes]]
             at += len(data)
         return
     for piece, offset, block in raw_blocks(trace, start.piece, start.offset):
-        data = strip(block, trace.values)
+        data = strip(block, trace.pid, trace.values)
         yield Place(at, piece, offset), data
         at += len(data)
 
@@ -103,7 +133,7 @@ def _ring_blocks(trace: Trace, first: int) -> Iterator[tuple[int, bytes]]:
     for at in range(first, len(records), _RECORDS):
         data = reader.main_text(records[at : at + _RECORDS])
         if data:
-            yield at, strip(data, True) if trace.values else data
+            yield at, strip(data, trace.pid, True) if trace.values else data
     reader.close()
 
 
@@ -125,7 +155,7 @@ def ending(trace: Trace, count: int) -> Ending:
     tail, lines, want = b"", [], 1 << 16
     while True:
         tail, whole = _tail(trace, want)
-        lines = _main_lines(tail)
+        lines = _main_lines(tail, trace.pid)
         if whole or len(lines) >= count + 1 or want >= _LONGEST_LINE:
             break
         want *= 8
@@ -190,8 +220,8 @@ def _gz_tail(path: str, want: int) -> bytes:
             tail = (tail + data)[-want:]
 
 
-def _main_lines(data: bytes) -> list[bytes]:
-    return strip(data if data.endswith(b"\n") else data + b"\n", False).splitlines()
+def _main_lines(data: bytes, pid: int) -> list[bytes]:
+    return strip(data if data.endswith(b"\n") else data + b"\n", pid, False).splitlines()
 
 
 def _shown(line: bytes) -> str:
