@@ -39,8 +39,9 @@ def expect(grid: Grid) -> Expected:
     off = grid.rate - base
     noise = np.full_like(base, np.nan)
     alike = np.bincount(kinds)[kinds][grid.node]  # nodes that the level of a place rests on
-    doubt = np.where(alike > 1, np.sqrt(1 + 1.5 / alike), 1.0)[:, None]
-    noise[:] = np.where(inside, _spread(np.where(inside, off, np.nan)) * doubt, _spread(np.where(inside, np.nan, off)))
+    doubt = np.where(alike > 1, np.sqrt(1 + 2.5 / alike), 1.0)[:, None]
+    between = np.sqrt(1 + 2.5 / max(nodes * (nodes - 1), 1)) * _spread(np.where(inside, np.nan, off))
+    noise[:] = np.where(inside, _spread(np.where(inside, off, np.nan)) * doubt, between)
     return Expected(base, noise)
 
 
@@ -88,7 +89,7 @@ def _kinds_of_nodes(cube: Any) -> Any:
 
 
 def _template(cube: Any) -> Any:
-    """What each place of a node reaches on several nodes; NaN where one node alone has it."""
+    """The logarithm of what each place of a node reaches on several nodes; NaN where one node alone has it."""
     many = np.isfinite(cube).sum(axis=0)
     side_by_side = np.moveaxis(cube, 0, -1)
     model = _median(side_by_side)
@@ -96,7 +97,11 @@ def _template(cube: Any) -> Any:
     pair = np.diff(np.sort(side_by_side, axis=-1), axis=-1)[many == 2][:, :1]
     if len(pair):  # the higher of two is above their mean by 0.56 standard deviations
         top = top - 0.56 * min(0.08, float(np.quantile(pair, 0.25)) / 0.3186 / 1.414)
-    return np.where(many >= 3, model, np.where(many == 2, top, np.nan))
+    model = np.where(many >= 3, model, np.where(many == 2, top, np.nan))
+    if len(cube) > 6:
+        return model
+    even = expected(model, 1 / 3)  # few nodes tell each place badly: places of one kind of link share their level
+    return np.where(np.abs(even - model) < 0.15, even, model)
 
 
 def _between(grid: Grid, kinds: Any, base: Any, inside: Any) -> None:
@@ -106,7 +111,7 @@ def _between(grid: Grid, kinds: Any, base: Any, inside: Any) -> None:
         return
     nodes, rails = len(grid.hosts), len(grid.rails)
     by_node, slot = _blocks(grid, rate)  # [node, rail, node, rail]
-    of_rails = np.zeros((rails, rails))
+    of_rails = _of_classes(grid, rate)
     share = 0.5 if nodes == 2 or rails > 3 else 0.65  # one bad GPU of two spoils half of its node's pairs
     pairs = by_node.transpose(0, 2, 1, 3)
     for _ in range(2 if rails > 1 else 0):
@@ -120,6 +125,16 @@ def _between(grid: Grid, kinds: Any, base: Any, inside: Any) -> None:
     shift = float(np.nanmedian(left)) if np.isfinite(left).any() else 0.0
     whole = wanted[:, None, :, None] + _sound_rails(of_rails)[None, :, None, :] + shift
     base[~inside] = whole.reshape(nodes * rails, nodes * rails)[np.ix_(slot, slot)][~inside]
+
+
+def _of_classes(grid: Grid, rate: Any) -> Any:
+    """How much pairs of different rails differ from those of the same rail, whatever their nodes."""
+    same = np.eye(len(grid.rails), dtype=bool)
+    on = grid.rail[:, None] == grid.rail[None, :]
+    level = [rate[mask & np.isfinite(rate)] for mask in (on, ~on)]
+    if not len(level[0]) or not len(level[1]):
+        return np.zeros(same.shape)
+    return np.where(same, 0.0, float(np.median(level[1]) - np.median(level[0])))
 
 
 def _blocks(grid: Grid, rate: Any) -> tuple[Any, Any]:
@@ -142,7 +157,7 @@ def _of_rails(left: Any, nodes: int) -> Any:
         values = left[members]
         values = values[np.isfinite(values)]
         usual = np.median(values) if len(values) else 0.0
-        found[members] = np.where(count[members] >= 4 if nodes > 2 else count[members] >= 2, own[members], usual)
+        found[members] = np.where(count[members] >= (4 if nodes > 4 else 2), own[members], usual)
     return found
 
 
@@ -151,12 +166,7 @@ def _sound_rails(of_rails: Any) -> Any:
     rails = len(of_rails)
     if rails < 2:
         return of_rails
-    same = np.diagonal(of_rails)
-    usual = np.median(same)
-    spread = 1.5 * np.median(np.abs(same - usual))
-    low = same < usual - max(0.12, 5 * spread)
-    if 3 * low.sum() <= rails:
-        same = np.where(low, usual, same)
+    same = _sound_levels(np.diagonal(of_rails))
     cross = of_rails.copy()
     np.fill_diagonal(cross, np.nan)
     clean = expected(cross, 1 / 3)
@@ -164,6 +174,19 @@ def _sound_rails(of_rails: Any) -> Any:
     if middle < np.median(same) + _ISOLATED:
         clean = np.full_like(clean, np.median(same))
     clean[np.arange(rails), np.arange(rails)] = same
+    return clean
+
+
+def _sound_levels(same: Any) -> Any:
+    """The levels of rails; few that are low are taken for bad."""
+    clean = same.copy()
+    above: Any = None
+    for part in levels(same):
+        level = np.median(same[part])
+        below = same < level - 0.05
+        if above is not None and 3 * (below.sum() + len(part)) <= len(same):
+            level = above
+        clean[part] = above = level
     return clean
 
 
@@ -210,7 +233,8 @@ def _spread(off: Any) -> float:
     found = 1.4826 * float(np.median(above)) if len(above) >= 3 else 0.0
     gap = (off - off.T)[np.triu_indices(len(off), 1)]
     gap = gap[np.isfinite(gap)]
-    if len(gap) >= 3:  # both directions of a pair differ by noise alone; not of those that one bad GPU of few has
-        found = max(found, float(np.quantile(np.abs(gap), 0.25, method="lower")) / 0.3186 / 1.414)
-    few = 0.05 if len(values) < 12 else 0.015
+    if len(gap) >= 3:  # both directions of a pair differ by noise alone, in the half where they differ least
+        least = np.sort(np.abs(gap))[: len(gap) // 2]
+        found = max(found, 1.3 * float(np.sqrt(np.mean(least**2))) / 1.414)
+    few = 0.05 if len(values) <= 12 else 0.015
     return max(found, few, _LEAST)

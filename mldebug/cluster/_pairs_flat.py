@@ -59,7 +59,7 @@ def _lean(rate: Any) -> float:
         return 0.0
     middle = float(np.median(gap))
     alike = np.mean((gap / middle > 0.5) & (gap / middle < 1.6)) if abs(middle) > 0.01 else 0.0
-    return middle if alike > 0.7 else 0.0
+    return middle if alike > (0.7 if len(rate) < 4 else 0.6) else 0.0
 
 
 def _stars(mean: Any, most_bad: float) -> Any:
@@ -103,7 +103,7 @@ def _by_kind(mean: Any, stars: Any, most_bad: float) -> Any:
         sound = np.isfinite(values)
     index = np.flatnonzero(sound)
     base = np.full((size, size), np.nan)
-    parts = [index[part] for part in levels(values[index])]
+    parts = _joined([index[part] for part in levels(values[index])], values)
     for part, level in _kinds(parts, row, column, size, most_bad):
         centre = np.median(values[level])
         base[row[part], column[part]] = base[column[part], row[part]] = centre
@@ -117,7 +117,7 @@ def _kinds(parts: list[Any], row: Any, column: Any, size: int, most_bad: float) 
     kinds = [(parts[0], parts[0])]
     for place, part in enumerate(parts[1:], 1):
         below = np.concatenate(parts[place:])
-        if _is_structure(part, below, row, column, known, most_bad):
+        if _is_structure(part, below, kinds[-1][0], row, column, known, most_bad):
             kinds.append((part, part))
         else:
             whole, level = kinds[-1]
@@ -125,16 +125,40 @@ def _kinds(parts: list[Any], row: Any, column: Any, size: int, most_bad: float) 
     return [(whole, level if 10 * len(level) >= len(whole) else whole) for whole, level in kinds]
 
 
-def _is_structure(part: Any, below: Any, row: Any, column: Any, known: Any, most_bad: float) -> bool:
-    """Whether slower pairs are another kind of link, and no fault of members or paths."""
+def _joined(parts: list[Any], values: Any) -> list[Any]:
+    """Stragglers at the upper end of a kind belong to it, not to the kind far above them."""
+    found = parts[:1]
+    carried = np.zeros(0, dtype=np.int64)
+    for place, part in enumerate(parts[1:], 2):
+        after = parts[place] if place < len(parts) else None
+        part = np.concatenate([carried, part])
+        carried = carried[:0]
+        above = values[found[-1]].min() - values[part].max()
+        if after is not None and 5 * len(part) <= len(after) and values[part].min() - values[after].max() < above / 3:
+            carried = part
+        else:
+            found.append(part)
+    return found
+
+
+def _is_structure(
+    part: Any, below: Any, above: Any, row: Any, column: Any, known: Any, most_bad: float
+) -> bool:
+    """Whether slower pairs are another kind of link, and no fault of members or paths.
+
+    `part` are the pairs in question, `below` the same with all slower ones, `above` the pairs of the kind above.
+    """
     size = len(known)
     slow = np.bincount(np.r_[row[below], column[below]], minlength=size)
-    hubs = slow >= np.maximum(2, 0.85 * known)
+    fast = np.bincount(np.r_[row[above], column[above]], minlength=size)
+    hubs = slow >= np.maximum(2, 0.85 * (slow + fast))
     if 0 < hubs.sum() <= most_bad * size and np.mean(hubs[row[part]] | hubs[column[part]]) > 0.85:
         return False
     own = np.bincount(np.r_[row[part], column[part]], minlength=size)
     if own[known > 0].min() > 0:
         return True
+    if known.mean() < 0.6 * size and len(part) >= 2:
+        return True  # of few pairs that were measured, two at one level are no chance
     return len(below) >= _FEW * known.sum() / 2 and (len(part) > 1 or known.sum() <= 4)
 
 

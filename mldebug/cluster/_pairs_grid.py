@@ -10,7 +10,9 @@ import numpy as np
 
 from mldebug.cluster._pairs_evidence import FAILED, PairsEvidence
 
-_FLAPS = 0.2  # the least fall between two measurements of one pair, as a logarithm, that is no noise
+# How far apart the highest and lowest of so many measurements are, in standard deviations.
+_COUNTS, _SPANS = (2, 3, 4, 5, 7, 10, 20, 50), (1.13, 1.69, 2.06, 2.33, 2.70, 3.08, 3.73, 4.50)
+_FLAPS = 0.3  # the least fall between two measurements of one pair, as a logarithm, that is no noise
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,9 @@ def _fold(key: Any, value: Any, failed: Any, rate: Any, flaps: Any) -> None:
     low = value[first]
     if len(count) and count.max() > 1:
         many = count > 1
-        spread = np.median(np.abs(value - np.repeat(middle, count))[np.repeat(many, count)]) * 1.5
-        flapping = many & (middle - low > max(_FLAPS, 7 * spread))
+        span = value[first + count - 1] - low
+        spread = float(np.median((span / np.interp(count, _COUNTS, _SPANS))[many]))
+        flapping = many & (span > max(_FLAPS, 8 * spread))
         flaps[key[first[flapping]]] = True
         middle = np.where(flapping, low, middle)
     rate[key[first]] = middle

@@ -16,7 +16,7 @@ import numpy as np
 from mldebug.cluster._pairs_grid import Grid
 
 WORST = 12.0  # a failed pair counts as so many standard deviations, and no slow one counts as more
-_FALL = 0.1  # a lesser fall is no fault, however sure it is
+_FALL = 0.12  # a lesser fall is no fault, however sure it is
 _MOST = 400  # causes; a cluster with more has one trouble that this search does not know
 
 
@@ -57,6 +57,8 @@ class _Space:
 
     def __init__(self, grid: Grid, z: Any, off: Any) -> None:
         self.grid, self.z, self.off = grid, z.copy(), off
+        root = np.sqrt(max(np.isfinite(z).sum(), 1))
+        self.sure = (5.0 + 5 / root, 6.0 + 8 / root)  # few pairs tell the noise badly; a path is one among many
         size = grid.size
         self.inside = grid.node[:, None] == grid.node[None, :]
         self.same_rail = grid.rail[:, None] == grid.rail[None, :]
@@ -163,14 +165,14 @@ class _Space:
             ("cross", cross, cross_pairs),
             ("same", same, same_pairs),
         ):
-            gain = _gain(amount, number)
+            gain = _gain(amount, number) * (scope != "same" or len(self.grid.hosts) > 2)
             for one in _top(gain):
                 yield float(gain[one]), "rail", (int(one),), scope, "both"
         blocks = self.isolated(value, count)
         if blocks.any():
             mask = self._between_rails(blocks)
             amount, number = float(part[mask].sum()), float(many[mask].sum())
-            yield amount * amount / max(number, 1), "cross", (), "inter", "both"
+            yield 1.3 * amount * amount / max(number, 1), "cross", (), "inter", "both"
 
     def isolated(self, value: Any, count: Any) -> Any:
         """The pairs of nodes whose rails reach themselves and not each other: bool."""
@@ -211,7 +213,7 @@ class _Space:
     def _check(self, candidate: Candidate) -> Cause | None:
         """The cause, if its fall is sure, large, and common to most of its pairs."""
         gain, kind, who, scope, way = candidate
-        z_least = 6.0 if kind == "path" else 5.0
+        z_least = self.sure[kind == "path"]
         if gain < z_least**2:
             return None
         mask = self._mask(kind, who, scope, way) & np.isfinite(self.z)

@@ -18,6 +18,7 @@ import numpy as np
 from mldebug.cluster._pairs_evidence import SCHEMA, PairsEvidence
 
 SHAPES = ((1, 3), (1, 4), (1, 8), (1, 16), (2, 4), (2, 8), (3, 4), (3, 8), (4, 2), (4, 4), (4, 8), (6, 8), (8, 8), (16, 8))
+FORMS = (*("full",) * 5, "one way", "diagonal", "rounds", "shuffled", "holes")
 SEEN = 8.0  # standard deviations: how plain a fault must be to be planted
 
 
@@ -57,7 +58,7 @@ def build(rng: Any, nodes: int, gpus: int, *, noise: float | None = None, plain:
     size = nodes * gpus
     node, rail = np.divmod(np.arange(size), gpus)
     inside = node[:, None] == node[None, :]
-    link = _links(rng, gpus, story, plain)
+    link = _links(rng, nodes, gpus, story, plain)
     fast = float(10 ** rng.uniform(0.5, 2.7))
     net = fast * float(rng.uniform(0.02, 1.0))
     rate = np.where(inside, fast * np.tile(link, (nodes, nodes)), net)
@@ -68,14 +69,14 @@ def build(rng: Any, nodes: int, gpus: int, *, noise: float | None = None, plain:
     return Cluster(hosts, labels, noise, rate, story)
 
 
-def _links(rng: Any, gpus: int, story: list[str], plain: bool) -> Any:
+def _links(rng: Any, nodes: int, gpus: int, story: list[str], plain: bool) -> Any:
     link = np.ones((gpus, gpus))
     kind = "switch" if plain else str(rng.choice(["switch", "switch", "numa", "bridges", "one bridge", "mesh"]))
     slow = float(rng.choice([0.1, 0.25, 0.5, 0.7]))
     at = np.arange(gpus)
-    if kind == "numa" and gpus >= 4:
+    if kind == "numa" and gpus >= (4 if nodes > 1 else 6):
         link = np.where((at[:, None] * 2 // gpus) == (at[None, :] * 2 // gpus), 1.0, slow)
-    elif kind == "bridges" and gpus >= 4 and gpus % 2 == 0:
+    elif kind == "bridges" and gpus >= (4 if nodes > 1 else 6) and gpus % 2 == 0:
         link = np.where(at[:, None] // 2 == at[None, :] // 2, 1.0, slow)
     elif kind == "one bridge" and gpus >= 6:
         link = np.full((gpus, gpus), slow)
@@ -106,12 +107,12 @@ def _vary_net(
         factor = float(rng.choice([0.3, 0.5, 0.8]))
         rate[~inside & (node[:, None] // leaf != node[None, :] // leaf)] *= factor
         story.append(f"leaves of {leaf}, {factor} across")
-    if nodes >= 4 and rng.random() < 0.2 and (leaf == nodes or nodes % (4 * leaf) == 0):
+    if nodes >= 6 and rng.random() < 0.2 and (leaf == nodes or nodes % (4 * leaf) == 0):
         factor = float(rng.choice([0.4, 0.6]))
         old = node >= nodes // 2
         rate[old[:, None] | old[None, :]] *= factor
         story.append(f"half of the nodes older, {factor}")
-    if rng.random() < 0.2:
+    if nodes * gpus >= 8 and rng.random() < 0.2:
         factor = float(rng.choice([0.8, 0.9]))
         rate[np.tril_indices(len(rate), -1)] *= factor
         story.append(f"{factor} towards the earlier")
@@ -139,8 +140,7 @@ def _names(rng: Any, nodes: int, gpus: int) -> tuple[list[list[str]], list[str]]
 def measure(rng: Any, cluster: Cluster, *, form: str | None = None) -> PairsEvidence:
     """What a run over the cluster would have written down, whole or in part."""
     size = len(cluster.names)
-    forms = ["full"] * 5 + ["one way", "diagonal", "rounds", "shuffled", "holes"]
-    form = str(rng.choice(forms)) if form is None else form
+    form = str(rng.choice(FORMS)) if form is None else form
     cluster.story.append(form)
     wanted = ~np.eye(size, dtype=bool)
     if form == "one way":
@@ -219,8 +219,10 @@ def planted(seed: int, fault: str | None = None, shape: tuple[int, int] | None =
         factor = float(rng.uniform(0.1, 0.85))
         cluster.story.append(f"{fault} x{factor:.2f}")
         kind, culprits, cells = _plant(rng, cluster, fault, factor)
-        if cells is None or abs(math.log(factor)) / cluster.noise * math.sqrt(cells) >= SEEN:
-            form = "full" if "path" in fault or len(cluster.names) < 12 else None
+        if cells is None or abs(math.log(factor)) / max(cluster.noise, 0.03) * math.sqrt(cells) >= SEEN:
+            form = "full" if "path" in fault or len(cluster.names) < 12 else str(rng.choice(FORMS))
+            if form == "one way" and fault in ("gpu tx", "gpu rx", "node rx", "mixed"):
+                form = "full"  # a member may have a single pair left in that direction
             return Case(kind, culprits, measure(rng, cluster, form=form), ", ".join(cluster.story))
     raise AssertionError(f"no cluster shows {fault}")
 
