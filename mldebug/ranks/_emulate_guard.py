@@ -76,7 +76,7 @@ def _outer(spec: dict[str, Any], control: int, status: int, tell: int) -> NoRetu
     try:
         _prctl(_PDEATHSIG, signal.SIGKILL)
         try:
-            _unshare(_NEWNS | _NEWUTS | _NEWIPC | _NEWPID | _NEWNET, user=os.geteuid() != 0)
+            _unshare(_NEWNS | _NEWUTS | _NEWIPC | _NEWPID | _NEWNET)
         except OSError as exc:
             raise Refused(f"namespaces are not allowed ({(exc.strerror or str(exc)).lower()})") from exc
         first = os.fork()
@@ -150,7 +150,8 @@ def _in_node(spec: dict[str, Any], node: dict[str, Any], tell: int, wait: int) -
         if not os.read(wait, 1):
             os._exit(1)
     except (OSError, Refused) as exc:
-        os.write(tell, str(exc).encode() + b"\n")
+        why = str(exc) if isinstance(exc, Refused) else f"namespaces are not allowed ({(exc.strerror or '').lower()})"
+        os.write(tell, why.encode() + b"\n")
         os._exit(1)
     _become(node)
 
@@ -323,12 +324,15 @@ def _prctl(option: int, value: int) -> None:
         _libc().prctl(option, value, 0, 0, 0)
 
 
-def _unshare(flags: int, user: bool = False) -> None:
+def _unshare(flags: int) -> None:
+    """Leave these namespaces; in a user namespace of its own where that takes rights that this process has not."""
     if sys.platform != "linux":
         raise OSError(38, "they need Linux")
     uid, gid = os.geteuid(), os.getegid()
-    _checked(_libc().unshare(flags | (_NEWUSER if user else 0)))
-    if user:
+    try:
+        _checked(_libc().unshare(flags))
+    except PermissionError:
+        _checked(_libc().unshare(flags | _NEWUSER))
         for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
             with open(f"/proc/self/{name}", "w") as out:
                 out.write(text)

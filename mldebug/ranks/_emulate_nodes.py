@@ -43,7 +43,8 @@ class Plan:
 
     def words(self, namespaces: bool, why: str) -> list[str]:
         """What the user should know about these nodes, a line each."""
-        how = "a host name and a network of its own, without a way outside" if namespaces else f"plain processes: {why}"
+        own = "each with a host name and a network of its own, and no way outside (--plain has one)"
+        how = own if namespaces else f"plain processes: {why}"
         return [f"{len(self.nodes)} nodes, {how}; {self.about_gpus}", *self.notes]
 
 
@@ -104,7 +105,7 @@ def environment(
 def share_gpus(real: list[str] | None, nodes: int, per_node: int) -> tuple[list[str | None], str]:
     """CUDA_VISIBLE_DEVICES of each node, and a sentence about them. `real` are the GPUs of this machine."""
     if not real:
-        return [""] * nodes, f"no GPU here: {per_node} a node are only a number" if per_node else "no GPUs"
+        return [""] * nodes, "no GPU here, so CUDA_VISIBLE_DEVICES is empty"
     if len(real) >= nodes * per_node:
         parts = [",".join(real[number * per_node : (number + 1) * per_node]) for number in range(nodes)]
         return list(parts), f"GPUs {' | '.join(parts) if per_node else 'none'}"

@@ -97,7 +97,6 @@ class _File:
         self.other: Source | None = None  # the writer of lines without a prefix
         self.last: Source | None = None
         self.weave = Weave()
-        self.stem = b""  # how the prefixes of this file begin
         self.time = b""
 
 
@@ -167,8 +166,8 @@ class _Reading:
         state.file.number += len(lines)
         self.lines += len(lines)
         self.size += len(data) + 1
-        stem = state.stem
-        mixed = bool(stem) and data.count(stem) != data.count(b"\n" + stem) + data.startswith(stem)
+        stem = state.prefixes.stem
+        mixed = len(stem) > 2 and data.count(stem) != data.count(b"\n" + stem) + data.startswith(stem)
         if mixed or self._open or any(mark in data for mark in MARKS):
             for line in lines:
                 number += 1
@@ -211,6 +210,8 @@ class _Reading:
     def _careful(self, state: _File, line: bytes, number: int) -> None:
         """The same where a traceback or another end may be: every line is looked at."""
         found = state.prefixes.match(line)
+        if found and found.end() == len(line) and state.weave.open:
+            found = None  # `[1]:` in the summary of torchrun
         if found:
             prefix = found[1]
             source = state.known.get(prefix) or self._learn(state, prefix)
@@ -273,7 +274,7 @@ class _Reading:
             return False
         start = text.rfind(b"+ Exception Group ", 0, at)
         before = text[: at if start < 0 else start].strip()
-        if before and not before.endswith((b":", b"|", b"]", b">")):  # somebody's line had no end: this is another's
+        if before and (b" " in before or len(before) > 60):  # somebody's line had no end: this is another's
             self.broken += 1
         one = Gathering(text[at:] if start < 0 else text, number, state.file.path, source.time or state.time, hook)
         self._open += 1
@@ -308,10 +309,8 @@ class _Reading:
         ):  # what came before under the outer prefix alone is the same rank
             for earlier in [known for known in state.known if prefix.startswith(known)]:
                 state.known[earlier] = source
-        if not state.stem:
-            if (example := prefix.decode("utf-8", "replace").strip()) not in self.used and len(self.used) < 8:
-                self.used.append(example)
-            state.stem = re.split(rb"\d", prefix)[0] if len(re.split(rb"\d", prefix)[0]) > 2 else b""
+        if not any(prefix.startswith(re.split(rb"\d", other.encode())[0]) for other in self.used):
+            self.used.append(prefix.decode("utf-8", "replace").strip())
         self._choose(source)
         return source
 

@@ -38,7 +38,7 @@ FORMATS = (
     Format("[host:3]", r"\[<host>:<rank>\] ?"),
     Format("[pod/x-3/container]", r"\[pod/<pod>/[\w.-]+\] ?"),
     Format("(Worker pid=4711)", r"\(<worker> pid=\d+(?:, ip=[\d.]+)?\) ?"),
-    Format("[3]:", r"\[<rank>\]:? ?(?=\S)", weak=True),
+    Format("[3]:", r"\[<rank>\]:? ?", weak=True),
     Format("3:", r" *<rank>:(?: |$)", weak=True),
     Format("host 3:", r"<host> <rank>:(?: |$)", weak=True),
     Format("host:", r"<host>:(?: |$)", weak=True),
@@ -67,12 +67,13 @@ class Prefixes:
         self.formats = tuple(formats)
         self._outer_is_node = outer_is_node
         self._parts = [(one, one.compiled()) for one in self.formats]
-        either = b"|".join(b"(?:" + one.plain() + b")" for one in self.formats) or b"(?!)"
-        self.match = re.compile((_DATE if dated else b"") + b"((?:" + either + b"){1,3})").match
+        weak, strong = (_either(one for one in self.formats if one.weak is kind) for kind in (True, False))
+        both = rb"(?:%b)(?:%b){0,2}|(?:%b){1,3}" % (weak, strong, strong)  # the weak one stands outermost
+        self.match = re.compile((_DATE if dated else b"") + b"(" + both + b")").match
         plain = not dated and not any(one.weak or one.name not in _BUILT_IN for one in self.formats)
+        self.stem = b""  # how a prefix of this log begins
         self.starts = b"[(" if plain else bytes(range(256))  # what a prefix can begin with
-        strong = [one.plain() for one in self.formats if not one.weak]
-        self.within = re.compile(rb"(?<=\S)(?:" + (b"|".join(strong) or b"(?!)") + b")(?=.)").search
+        self.within = re.compile(rb"(?<=\S)(?:" + strong + b")(?=.)").search
 
     def who(self, prefix: bytes) -> Who:
         levels: list[tuple[Format, dict[str, bytes]]] = []
@@ -80,7 +81,7 @@ class Prefixes:
         while at < len(prefix):
             for one, pattern in self._parts:
                 found = pattern.match(prefix, at)
-                if found and found.end() > at:
+                if found and found.end() > at and not (one.weak and at):
                     levels.append((one, found.groupdict()))
                     at = found.end()
                     break
@@ -117,18 +118,22 @@ def recognise(sample: list[bytes]) -> Prefixes:
     """The prefixes that these lines of a log have."""
     lines = [line for line in sample if line.strip()]
     strong = [one for one in FORMATS if not one.weak]
+    strong = [_spaced(one, lines) for one in strong]
     chosen = list(strong)
     node = False
     for one in FORMATS:
         if one.weak and len(lines) > 1 and _mostly(lines, one):
-            chosen.append(one)
+            chosen.append(_spaced(one, lines))
             inner = Prefixes(strong).match
             starts = one.compiled().match
             node = any((found := starts(line)) and inner(line[found.end() :]) for line in lines)
             break  # one of these at most: `host:` would also match what `host 3:` does
-    found = Prefixes(chosen, outer_is_node=node)
-    dated = any((hit := found.match(line)) and hit.start(1) > 0 for line in lines)
-    return found if dated else Prefixes(chosen, outer_is_node=node, dated=False)
+    prefixes = Prefixes(chosen, outer_is_node=node)
+    if not any((hit := prefixes.match(line)) and hit.start(1) > 0 for line in lines):
+        prefixes = Prefixes(chosen, outer_is_node=node, dated=False)
+    first = next((hit[1] for line in lines if (hit := prefixes.match(line))), b"")
+    prefixes.stem = re.split(rb"\d", first)[0]
+    return prefixes
 
 
 def from_user(text: str) -> Prefixes:
@@ -170,6 +175,20 @@ class _Own(Prefixes):
         host = (fields["host"],) if "host" in fields else ()
         return Who(int(rank) if rank.isdecimal() else None, int(local) if local.isdecimal() else None,
                    host if rank.isdecimal() or host or local else (rank,))  # fmt: skip
+
+
+def _either(formats: Iterable[Format]) -> bytes:
+    return b"|".join(b"(?:" + one.plain() + b")" for one in formats) or b"(?!)"
+
+
+def _spaced(one: Format, lines: list[bytes]) -> Format:
+    """The space behind a prefix belongs to it, unless it is followed by other things as well: then it is an indent."""
+    if not one.pattern.endswith(" ?"):
+        return one
+    tight = Format(one.name, one.pattern[:-2], one.weak)
+    match = tight.compiled().match
+    followed = {line[hit.end() : hit.end() + 1] for line in lines if (hit := match(line))}
+    return one if followed <= {b" ", b""} else tight
 
 
 def _filled(pattern: str, named: bool) -> str:

@@ -47,7 +47,7 @@ class Sources:
 
     def of(self, who: Who, file: str, file_rank: int | None) -> Source:
         """The writer that a prefix in a file names."""
-        place = (file, *who.outer) if who.local is not None or not who.outer else who.outer
+        place = tuple(filter(None, (file, *who.outer))) if who.local is not None or not who.outer else who.outer
         inner = ("local", place, who.local) if who.local is not None else None
         if who.rank is not None:
             source = self._get(("rank", who.rank), who.rank, who.local, place, "")

@@ -16,7 +16,7 @@ _MESSAGES = 64  # of one kind
 _FOREIGN = 200  # lines of others that may stand between the lines of a traceback
 
 _CHAIN = (b"During handling of the above exception", b"The above exception was the direct cause")
-_EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(?:\[[^\]]*\])?(?::(?= |$)|$)")
+_EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(?:\[[^\]]*\])?:(?= |$)|(?:[\w.]+\.)?[A-Z]\w+$")
 _FRAME = re.compile(rb'[ |]*File "(.*?)", line (\d+)(?:, in (.*))?')
 _GUTTER = re.compile(rb" *[|+]")
 _GOES_ON = re.compile(rb"CUDA kernel errors might|For debugging consider|Compile with `?TORCH_USE|Device-side assert"
@@ -101,17 +101,14 @@ class Gathering:
             return self._keep(text, "stack")
         if text.startswith(HEADER) or text.lstrip(b" +|").startswith(b"Exception Group Traceback"):
             return None
-        if self.grouped and self.exceptions_in_gutter() and not text.strip():
-            return self._keep(text, "after")
+        if self.grouped and _GUTTER.match(self.lines[-1]):
+            return self._after(text, False)
         if _EXCEPTION.match(text) and len(self.lines) > 1:
             self.exceptions.append(text)
             if _LAUNCHER.match(text):
                 self.summary = 2 if text.rstrip().endswith(b":") else 0
             return self._keep(text, "after")
         return self._keep(text, "stack") if not text.strip() else False
-
-    def exceptions_in_gutter(self) -> bool:
-        return any(line.lstrip(b" |+")[:4] not in (b"File", b"") for line in self.lines[-1:])
 
     def _after(self, text: bytes, hooked: bool) -> bool | None:
         if not text.strip():

@@ -31,7 +31,7 @@ class Weave:
         """Whether the line belongs to one of them, and those that are over."""
         over: list[Gathering] = []
         busy = [one for one in self.open if one.state == "stack" and not one.grouped]
-        if len(busy) > 1 and (one := self._whose(text, busy)) is not None:
+        if busy and len(self.open) > 1 and (one := self._whose(text, busy)) is not None:
             one.take(text, False)
             return True, over
         for one in reversed(list(self.open)):  # the one that got the last line comes first
