@@ -35,7 +35,7 @@ class LineStream:
         whole = self._parts.pop(me, "") + text
         cut = len(whole) if len(whole) > _MOST else whole.rfind("\n") + 1
         if cut < len(whole):
-            self._parts[me] = whole[cut:]
+            self._parts[me] = self._parts.pop(me, "") + whole[cut:]  # a signal handler may have written meanwhile
         if cut:
             self._show(whole[:cut], self._mldebug_stream)
         return len(text)

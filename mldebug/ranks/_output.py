@@ -7,25 +7,27 @@ import functools
 import logging
 import sys
 from collections.abc import Collection
+from contextlib import nullcontext
 from typing import Any
 
 from mldebug.core.errors import UsageError
 from mldebug.core.scope import Scope
 from mldebug.ranks._lines_out import LineStream, plain_stream
 from mldebug.ranks._lock import BOUND
+from mldebug.ranks._ordered import in_order
 from mldebug.ranks._prefix import Prefix, whoami
 from mldebug.ranks._printflock import as_text
 from mldebug.ranks._write import is_plain, write_whole
 
 
 class LockedOutput(Scope):
-    """Inside of it `print` is printflock, in every module; what it prints elsewhere than to stdout and stderr is as ever.
+    """Inside of it `print` is printflock, in every module, where it prints to stdout or stderr.
 
     stdout, stderr: also what is written to sys.stdout, sys.stderr by other means (progress bars, tracebacks, pdb), line
         by line: what has no newline yet waits for it, or for a flush.
     logging: also the handlers of `logging` that write to stdout, stderr or a file.
-    prefix, print_ranks, ordered: as printflock has them, for all that goes to stdout and stderr; `ordered` is for
-        print alone, and all ranks then have to print equally often.
+    prefix, print_ranks, ordered: as printflock has them. The prefix is for stdout and stderr; print_ranks is for
+        stdout, so that no traceback is lost; ordered is for print, and all ranks have to print equally often then.
     timeout: seconds after which a process that holds the lock and stands still is passed by.
 
     What a program writes to the descriptors itself (C code, a subprocess) is not touched. Processes that are forked
@@ -56,11 +58,13 @@ class LockedOutput(Scope):
         self._befores: dict[str, Any] = {}
         self._handlers: list[tuple[Any, Any, LineStream]] = []
         self._known: list[Any] = []
+        self._stderr: Any = None
         self._print: Any = None
 
     def start(self) -> None:
         self._streams, self._befores, self._handlers = {}, {}, []
         self._known = [plain_stream(stream) for stream in (sys.stdout, sys.stderr) if stream is not None]
+        self._stderr = plain_stream(sys.stderr)
         for name in self._wrapped:
             before = getattr(sys, name)
             if before is not None:
@@ -73,10 +77,11 @@ class LockedOutput(Scope):
         builtins.print = self._print
 
     def stop(self, exc: BaseException | None) -> None:
-        self._print.over = True
+        print_, self._print = self._print, None
+        print_.over = True
         # What somebody else has put over ours meanwhile stays; ours is only a way through then.
-        if builtins.print is self._print:
-            builtins.print = _still_on(self._print.before)
+        if builtins.print is print_:
+            builtins.print = _still_on(print_.before)
         for name, stream in self._streams.items():
             stream.end()
             if getattr(sys, name) is stream:
@@ -84,31 +89,31 @@ class LockedOutput(Scope):
         for handler, before, stream in self._handlers:
             stream.end()
             if handler.stream is stream:
-                handler.stream = _still_on(before)
+                handler.setStream(_still_on(before))
 
     def show(self, text: str, stream: Any) -> None:
         """One text to stdout or stderr."""
-        if self._print_ranks is not None and whoami()["rank"] not in self._print_ranks:
+        if self._print_ranks is not None and stream is not self._stderr and whoami()["rank"] not in self._print_ranks:
             return
         if self._prefix is not None:
             text = self._prefix.before_lines(text, stream)
         write_whole(stream, text, self._timeout)
 
     def print(self, text: str, stream: Any) -> None:
-        """What print was called with, if it goes to stdout or stderr: to be known by the streams of the start."""
-        if isinstance(stream, LineStream) and not stream.ended:
-            stream.write(text)
-            stream.flush()
-        elif self._ordered:
-            from mldebug.ranks._ordered import in_order
-
-            with in_order(self._print_ranks):
-                self.show(text, stream)
-        else:
-            self.show(text, stream)
+        """What print was called with, if it goes to stdout or stderr."""
+        with in_order(self._print_ranks) if self._ordered else nullcontext():
+            if stream in self._streams.values():
+                stream.write(text)
+                stream.flush()
+            else:
+                if isinstance(stream, LineStream):  # of a scope around this one
+                    stream.flush()
+                self.show(text, plain_stream(stream))
 
     def is_known(self, stream: Any) -> bool:
-        return any(plain_stream(stream) is one for one in self._known)
+        """Whether it is stdout or stderr; one that a program made anew counts, one that collects text does not."""
+        plain = plain_stream(stream)
+        return any(plain is one for one in self._known) or (is_plain(plain) and plain.fileno() in (1, 2))
 
     def _lines(self, stream: Any) -> LineStream:
         plain = plain_stream(stream)
@@ -122,27 +127,20 @@ class LockedOutput(Scope):
             if not isinstance(handler, logging.StreamHandler) or "stream" not in vars(handler):
                 continue
             before = handler.stream
-            if before is None or isinstance(before, LineStream) and not before.ended and before in self._streams.values():
+            if before is None or before in self._streams.values():
                 continue
             if self.is_known(before) or is_plain(plain_stream(before)):
                 stream = self._lines(before)
                 self._handlers.append((handler, before, stream))
-                handler.stream = stream
+                handler.setStream(stream)
 
 
 def _show_whole(text: str, stream: Any, timeout: float) -> None:
     write_whole(stream, text, timeout)
 
 
-class _Print:
-    """builtins.print inside of a LockedOutput."""
-
-    def __init__(self, scope: LockedOutput, before: Any) -> None:
-        self.scope, self.before, self.over = scope, before, False
-
-
 def _replacement(scope: LockedOutput, before: Any) -> Any:
-    """A function, as print is one: some programs look at its name, and give it to threads and hooks."""
+    """A function of the same name, as programs may look at it."""
 
     @functools.wraps(print)
     def show(*args: Any, sep: Any = " ", end: Any = "\n", file: Any = None, flush: Any = False) -> None:
