@@ -1,0 +1,175 @@
+"""The engine for Python 3.10 and 3.11: sys.settrace, with one decision for each code object."""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from mldebug.tracing._code import Lines
+from mldebug.tracing._recorder import Recorder
+
+Gate = Callable[[CodeType, dict[str, Any]], bool]
+_SUSPENDS = 0x20 | 0x80 | 0x200  # generators, coroutines, async generators
+_LEAVES = {dis.opmap[name] for name in ("RETURN_VALUE", "YIELD_VALUE", "YIELD_FROM", "SEND") if name in dis.opmap}
+
+
+class SettraceEngine:
+    """Traces this thread and those that threading starts from now on. What had set a trace function gets it back."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.running = False
+        self._recorder = recorder
+        self._found: tuple[Any, Any] = None, None
+        self._gate: Gate | None = None
+        self._local: Any = None
+        self._decided: dict[int, Any] = {}  # id of code -> its Lines, or None where it is not traced
+        self._alive: dict[int, weakref.ref[CodeType]] = {}
+
+    def start(self, gate: Gate | None = None) -> None:
+        if self.running:
+            return
+        self._gate, self.running = gate, True
+        self._decided.clear()
+        self._found = sys.gettrace(), threading.gettrace()
+        self._make()
+        if gate is None:
+            self._seed(sys._getframe(1))
+        threading.settrace(self._call)
+        sys.settrace(self._call)
+
+    def stop(self) -> None:
+        if not self.running:
+            return
+        self.running = False
+        self._decided.clear()  # so that each thread comes to look, and goes untraced
+        mine, threads = self._found
+        if sys.gettrace() is self._call:
+            sys.settrace(mine)
+        if threading.gettrace() is self._call:
+            threading.settrace(threads)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_trace is self._local:
+                frame.f_trace = None
+            frame = frame.f_back
+
+    def after_fork(self) -> None:
+        """The pen's functions are new; frames that are running have the old ones."""
+        if self.running:
+            self._make()
+            self._seed(sys._getframe(1))
+            threading.settrace(self._call)
+            sys.settrace(self._call)
+
+    def _seed(self, frame: FrameType | None) -> None:
+        """Frames that are running: each may have a trace function of its own already."""
+        while frame is not None:
+            if self._decide(frame) is not None and (frame.f_trace is None or frame.f_trace in self._ours):
+                frame.f_trace = self._local
+            frame = frame.f_back
+
+    _ours: tuple[Any, ...] = ()
+
+    def _decide(self, frame: FrameType) -> Lines | None:
+        code = frame.f_code
+        lines = self._recorder.codes.get(id(code)) or self._recorder.admit(code, frame.f_globals)
+        self._alive[id(code)] = weakref.ref(code, lambda _, key=id(code): self._gone(key))
+        self._decided[id(code)] = lines
+        return lines
+
+    def _gone(self, key: int) -> None:
+        self._decided.pop(key, None)
+        self._alive.pop(key, None)
+
+    def _make(self) -> None:
+        recorder, decided, decide = self._recorder, self._decided, self._decide
+        line, leave, left, failed = recorder.line, recorder.leave, recorder.left, recorder.failed
+        limited, returns, exceptions = (
+            recorder.options.depth is not None,
+            recorder.options.returns,
+            recorder.options.exceptions,
+        )
+        lines_too = recorder.options.lines
+        codes = recorder.codes
+
+        def local(frame: FrameType, event: str, arg: Any) -> Any:
+            if event == "line":
+                if not limited or recorder.within(frame):
+                    line(frame.f_code, frame.f_lineno)
+                return local
+            if not self.running:
+                frame.f_trace = None
+                return None
+            try:
+                lines = codes.get(id(frame.f_code))
+                if event == "return":
+                    if returns and lines is not None:
+                        leave(lines, frame, arg, arg is not None or _leaves(frame))
+                    else:
+                        left()
+                elif event == "exception" and exceptions and lines is not None:
+                    recorder.exception(lines, frame, arg[1] if isinstance(arg[1], BaseException) else arg[0]())
+            except Exception as exc:
+                failed(exc)
+            return local
+
+        def call(frame: FrameType, event: str, arg: Any) -> Any:
+            code = frame.f_code
+            try:
+                lines = decided[id(code)]
+            except KeyError:
+                lines = None
+                try:
+                    if self._closed(code, frame):
+                        return None
+                    lines = decide(frame)
+                except Exception as exc:
+                    failed(exc)
+            if lines is None:
+                return None
+            if not self.running:  # in a thread of which nobody could take it back
+                sys.settrace(None)
+                return None
+            try:
+                if code.co_flags & _SUSPENDS and _resumes(frame):
+                    left()
+                else:
+                    recorder.call(lines, frame)
+            except Exception as exc:
+                failed(exc)
+            frame.f_trace_lines = lines_too
+            return local
+
+        self._ours = (*self._ours, local)[-4:]
+        self._local, self._call = local, call
+
+    _call: Any
+
+    def _closed(self, code: CodeType, frame: FrameType) -> bool:
+        if not self.running:
+            sys.settrace(None)
+            return True
+        if self._gate is None:
+            return False
+        if not self._gate(code, frame.f_globals):
+            return True
+        self._gate = None
+        self._seed(frame.f_back)
+        return False
+
+
+def _resumes(frame: FrameType) -> bool:
+    """Whether a generator goes on, and does not begin."""
+    if sys.version_info < (3, 11):
+        return frame.f_lasti >= 0
+    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti + 1] != 0  # the argument of RESUME
+
+
+def _leaves(frame: FrameType) -> bool:
+    """A None that is returned, not an exception that passes through."""
+    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] in _LEAVES
