@@ -38,10 +38,11 @@ def expect(grid: Grid) -> Expected:
         _between(grid, kinds, base, inside)
     off = grid.rate - base
     noise = np.full_like(base, np.nan)
+    total = int(np.isfinite(off).sum())
     alike = np.bincount(kinds)[kinds][grid.node]  # nodes that the level of a place rests on
     doubt = np.where(alike > 1, np.sqrt(1 + 2.5 / alike), 1.0)[:, None]
-    between = np.sqrt(1 + 2.5 / max(nodes * (nodes - 1), 1)) * _spread(np.where(inside, np.nan, off))
-    noise[:] = np.where(inside, _spread(np.where(inside, off, np.nan)) * doubt, between)
+    between = np.sqrt(1 + 2.5 / max(nodes * (nodes - 1), 1)) * _spread(np.where(inside, np.nan, off), total)
+    noise[:] = np.where(inside, _spread(np.where(inside, off, np.nan), total) * doubt, between)
     return Expected(base, noise)
 
 
@@ -72,7 +73,7 @@ def _kinds_of_nodes(cube: Any) -> Any:
     if nodes < 4:
         return kinds
     with np.errstate(invalid="ignore"):
-        level = _upper(np.moveaxis((cube - _upper(np.moveaxis(cube, 0, -1), 0.5)).reshape(nodes, -1), 0, 0), 0.5)
+        level = _upper((cube - _upper(np.moveaxis(cube, 0, -1), 0.75)).reshape(nodes, -1), 0.5)
     index = np.flatnonzero(np.isfinite(level))
     found = 0
     for part in levels(level[index]):
@@ -114,7 +115,7 @@ def _between(grid: Grid, kinds: Any, base: Any, inside: Any) -> None:
     of_rails = _of_classes(grid, rate)
     share = 0.5 if nodes == 2 or rails > 3 else 0.65  # one bad GPU of two spoils half of its node's pairs
     pairs = by_node.transpose(0, 2, 1, 3)
-    for _ in range(2 if rails > 1 else 0):
+    for _ in range(4 if rails > 1 else 0):
         of_nodes = _upper((pairs - of_rails).reshape(nodes, nodes, -1), share)
         left = (pairs - of_nodes[:, :, None, None]).transpose(2, 3, 0, 1).reshape(rails, rails, -1)
         of_rails = _of_rails(left, nodes)
@@ -123,8 +124,17 @@ def _between(grid: Grid, kinds: Any, base: Any, inside: Any) -> None:
     sound = np.isfinite(of_nodes) & (of_nodes >= wanted - 0.06)
     left = (pairs - of_rails - wanted[:, :, None, None])[sound]
     shift = float(np.nanmedian(left)) if np.isfinite(left).any() else 0.0
-    whole = wanted[:, None, :, None] + _sound_rails(of_rails)[None, :, None, :] + shift
+    clean = _sound_rails(of_rails) if _tells_rails(by_node) else of_rails
+    whole = wanted[:, None, :, None] + clean[None, :, None, :] + shift
     base[~inside] = whole.reshape(nodes * rails, nodes * rails)[np.ix_(slot, slot)][~inside]
+
+
+def _tells_rails(by_node: Any) -> bool:
+    """Whether rails can be compared between the same nodes; not in a sample that has one rail for each two nodes."""
+    known = np.isfinite(by_node).transpose(0, 2, 1, 3)
+    same = np.eye(known.shape[-1], dtype=bool)
+    both = (known & same).any(axis=(2, 3)) & (known & ~same).any(axis=(2, 3))
+    return bool(both.sum() * 4 >= known.any(axis=(2, 3)).sum())
 
 
 def _of_classes(grid: Grid, rate: Any) -> Any:
@@ -157,7 +167,10 @@ def _of_rails(left: Any, nodes: int) -> Any:
         values = left[members]
         values = values[np.isfinite(values)]
         usual = np.median(values) if len(values) else 0.0
-        found[members] = np.where(count[members] >= (4 if nodes > 4 else 2), own[members], usual)
+        enough = count[members] >= (4 if nodes > 4 else 2)
+        if nodes == 2:
+            enough |= np.abs(own[members] - usual) < 0.3  # one value cannot be told from a fault
+        found[members] = np.where(enough, own[members], usual)
     return found
 
 
@@ -169,7 +182,7 @@ def _sound_rails(of_rails: Any) -> Any:
     same = _sound_levels(np.diagonal(of_rails))
     cross = of_rails.copy()
     np.fill_diagonal(cross, np.nan)
-    clean = expected(cross, 1 / 3)
+    clean = expected(cross, 1 / 4)
     middle = np.nanmedian(clean)
     if middle < np.median(same) + _ISOLATED:
         clean = np.full_like(clean, np.median(same))
@@ -184,7 +197,7 @@ def _sound_levels(same: Any) -> Any:
     for part in levels(same):
         level = np.median(same[part])
         below = same < level - 0.05
-        if above is not None and 3 * (below.sum() + len(part)) <= len(same):
+        if above is not None and 4 * (below.sum() + len(part)) <= np.isfinite(same).sum():
             level = above
         clean[part] = above = level
     return clean
@@ -201,7 +214,7 @@ def _of_nodes(rate: Any, kinds: Any) -> Any:
             block |= block.T
             own = np.flatnonzero((kinds == one) | (kinds == other))
             at = np.ix_(own, own)
-            found = expected(np.where(block, rate, np.nan)[at], 1 / 3)
+            found = expected(np.where(block, rate, np.nan)[at], 0.5 if one == other else 1 / 3)
             wanted[at] = np.where(block[at], found, wanted[at])
     return wanted
 
@@ -226,7 +239,7 @@ def _median(values: Any) -> Any:
     return np.where(count > 0, (low + high) / 2, np.nan)
 
 
-def _spread(off: Any) -> float:
+def _spread(off: Any, total: int) -> float:
     """The robust standard deviation around what is expected, from the upper half, as faults are in the lower."""
     values = off[np.isfinite(off)]
     above = values[values > 0]
@@ -236,5 +249,5 @@ def _spread(off: Any) -> float:
     if len(gap) >= 3:  # both directions of a pair differ by noise alone, in the half where they differ least
         least = np.sort(np.abs(gap))[: len(gap) // 2]
         found = max(found, 1.3 * float(np.sqrt(np.mean(least**2))) / 1.414)
-    few = 0.05 if len(values) <= 12 else 0.015
+    few = 0.05 if total <= 12 else 0.03 if len(values) <= 12 else 0.015
     return max(found, few, _LEAST)

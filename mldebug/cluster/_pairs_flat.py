@@ -55,7 +55,9 @@ def _lean(rate: Any) -> float:
     """How much faster pairs are towards the later member, where that holds for all alike; else 0."""
     gap = (rate - rate.T)[np.triu_indices(len(rate), 1)]
     gap = gap[np.isfinite(gap)]
-    if len(gap) < 3:
+    if 0 < len(gap) < 3:
+        return float(np.median(gap)) if np.abs(gap).max() < 0.5 and len(set(np.sign(gap))) == 1 else 0.0
+    if not len(gap):
         return 0.0
     middle = float(np.median(gap))
     alike = np.mean((gap / middle > 0.5) & (gap / middle < 1.6)) if abs(middle) > 0.01 else 0.0
@@ -84,7 +86,7 @@ def _stars(mean: Any, most_bad: float) -> Any:
             falls[one] = np.median(fall)
             shares[one] = np.mean(fall < falls[one] / 2)
     spread = 1.5 * np.median(np.abs(falls - np.median(falls)))
-    stars = (falls < -max(_FALL, min(3 * spread, 0.25))) & (shares >= 0.85)
+    stars = (falls < -max(_FALL, min(3 * spread, 0.25))) & (shares >= 0.8)
     return stars if stars.sum() <= most_bad * size else none
 
 
@@ -117,7 +119,7 @@ def _kinds(parts: list[Any], row: Any, column: Any, size: int, most_bad: float) 
     kinds = [(parts[0], parts[0])]
     for place, part in enumerate(parts[1:], 1):
         below = np.concatenate(parts[place:])
-        if _is_structure(part, below, kinds[-1][0], row, column, known, most_bad):
+        if _is_structure(part, below, kinds[-1][1], row, column, known, most_bad):
             kinds.append((part, part))
         else:
             whole, level = kinds[-1]
@@ -152,12 +154,13 @@ def _is_structure(
     slow = np.bincount(np.r_[row[below], column[below]], minlength=size)
     fast = np.bincount(np.r_[row[above], column[above]], minlength=size)
     hubs = slow >= np.maximum(2, 0.85 * (slow + fast))
-    if 0 < hubs.sum() <= most_bad * size and np.mean(hubs[row[part]] | hubs[column[part]]) > 0.85:
+    dense = known.mean() >= 0.6 * size
+    if 0 < hubs.sum() <= (most_bad if dense else most_bad / 2) * size and np.mean(hubs[row[part]] | hubs[column[part]]) > 0.85:
         return False
     own = np.bincount(np.r_[row[part], column[part]], minlength=size)
     if own[known > 0].min() > 0:
         return True
-    if known.mean() < 0.6 * size and len(part) >= 2:
+    if not dense and len(part) >= 2:
         return True  # of few pairs that were measured, two at one level are no chance
     return len(below) >= _FEW * known.sum() / 2 and (len(part) > 1 or known.sum() <= 4)
 

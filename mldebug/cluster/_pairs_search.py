@@ -181,6 +181,9 @@ class _Space:
         bad = (value < -WORST / 4).astype(np.float32)
         counts = [self._by_nodes(count * mask) for mask in (off_rail, on_rail)]
         bads = [self._by_nodes(bad * mask) for mask in (off_rail, on_rail)]
+        if not ((counts[0] > 0) & (counts[1] > 0)).any():  # a sample: no two nodes were measured on both
+            off, on = (float(bad.sum()) / max(float(many.sum()), 1) for bad, many in zip(bads, counts, strict=True))
+            return (counts[0] > 0) & bool(off >= 0.8 and counts[1].any() and on <= 0.2)
         return (counts[0] > 1) & (bads[0] >= 0.8 * counts[0]) & (counts[1] > 0) & (bads[1] <= 0.3 * counts[1])
 
     def _between_rails(self, blocks: Any) -> Any:
