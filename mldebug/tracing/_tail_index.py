@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from mldebug.tracing._ring_read import RingReader
 from mldebug.tracing._tail_find import NOT_READABLE, Trace
-from mldebug.tracing._tail_read import METAS, Place, raw_blocks, strip, stripped_blocks
+from mldebug.tracing._tail_read import Place, raw_blocks, strip, stripped_blocks, without_meta
 
 CHUNK = 1 << 20  # bytes of text that one digest is of, but for the first few, which are smaller
 DIGEST = 8  # bytes
@@ -29,6 +29,7 @@ class Index:
     trace: Trace
     digests: bytes = b""  # of the whole chunks
     length: int = 0
+    tail: bytes = b""  # the digest of what is behind the last whole chunk
     matches: int = 0  # lines of all threads that have the pattern
     _places: array[int] = field(default_factory=lambda: array("q"))  # position, piece, offset of each block
     _positions: array[int] = field(default_factory=lambda: array("q"))
@@ -81,7 +82,7 @@ def index(trace: Trace, start: Place, pattern: re.Pattern[bytes] | None, progres
                 digester.add(data[max(0, -at) :])
                 at += len(data)
             progress(len(block))
-    found.digests, found.length = bytes(digester.digests), digester.length
+    found.digests, found.length, found.tail = bytes(digester.digests), digester.length, digester.tail
     return found
 
 
@@ -92,6 +93,10 @@ class _Digester:
         self.digests = bytearray()
         self.length, self._end = 0, bound(1)
         self._hash = hashlib.sha1(usedforsecurity=False)
+
+    @property
+    def tail(self) -> bytes:
+        return self._hash.digest()
 
     def add(self, data: bytes) -> None:
         view = memoryview(data)
@@ -108,8 +113,7 @@ class _Digester:
 
 def count_lines(pattern: re.Pattern[bytes], block: bytes) -> int:
     """How many lines of a block have a match."""
-    if b"# mldebug trace " in block:
-        block = METAS.sub(b"", b"\n" + block)[1:]
+    block = without_meta(b"\n" + block)[1:]
     count = at = 0
     while at < len(block):
         match = pattern.search(block, at)

@@ -137,6 +137,8 @@ def _same(long: Index, short: Index) -> bool:
     """Whether the shorter text is the beginning of the longer one."""
     if not long.digests.startswith(short.digests):
         return False
+    if long.length == short.length:
+        return long.tail == short.tail
     start = bound(short.chunks)
     a, b = long.text(start), short.text(start)
     left = right = b""

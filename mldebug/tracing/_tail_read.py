@@ -14,12 +14,12 @@ from mldebug.tracing._tail_find import NOT_READABLE, Trace
 
 BLOCK = 1 << 19
 _LONGEST_LINE = 4 << 20
-_META = b"# mldebug trace "
+_META = b"\n# mldebug trace "
 _SAMPLE = 4096
 _MOST_SECONDS = 64  # in a block; beyond that the pattern is faster
 _CLOCK = re.compile(rb"\n\d+:\d\d:\d\d ")
 _OTHERS = re.compile(rb"\n\[(?!MainThread\] )[^\n]*(?=\n)")
-METAS = re.compile(rb"\n# mldebug trace [^\n]*(?=\n)")
+_METAS = re.compile(rb"\n# mldebug trace [^\n]*(?=\n)")
 _VALUES = re.compile(rb"(\n {8}[^\n(]*)\([^\n]*|( <- | !! )[^\n]*")
 LINE = re.compile(rb"(?:(\d+) )?(?:(\d{1,9}):(\d\d):(\d\d) )?(?:\[([^\]]*)\] )?(.*)", re.DOTALL)
 
@@ -55,9 +55,7 @@ def raw_blocks(trace: Trace, piece: int = 0, offset: int = 0) -> Iterator[tuple[
 
 def strip(block: bytes, pid: int, values: bool) -> bytes:
     """The lines of the main thread without pid, time and thread; `values` says that values are to be cut off too."""
-    data = b"\n" + block
-    if _META in data[:_SAMPLE] or _META in data[-_SAMPLE:]:  # the first and last lines of a file
-        data = METAS.sub(b"", data)
+    data = without_meta(b"\n" + block)
     own = b"\n%d " % pid
     if own in data[:_SAMPLE]:
         data = data.replace(own, b"\n")
@@ -67,6 +65,15 @@ def strip(block: bytes, pid: int, values: bool) -> bytes:
     if values:
         data = _VALUES.sub(_without_value, data)
     return data[1:]
+
+
+def without_meta(data: bytes) -> bytes:
+    """A block that begins with a newline without the first and last lines of files, which say whose they are."""
+    while data.startswith(_META) and (end := data.find(b"\n", 1)) > 0:
+        data = data[end:]
+    if _META in data[-_SAMPLE:]:
+        data = data[:-_SAMPLE] + _METAS.sub(b"", data[-_SAMPLE:])
+    return data
 
 
 def _without_clock(data: bytes) -> bytes:
