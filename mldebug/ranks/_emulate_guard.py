@@ -142,7 +142,7 @@ def _in_node(spec: dict[str, Any], node: dict[str, Any], tell: int, wait: int) -
         hosts = "/dev/shm/.hosts"
         with open(hosts, "w") as out:
             known = [(other["address"], other["name"]) for other in spec["nodes"]]
-            names = "".join(f"{address} {name}\n::ffff:{address} {name}\n" for address, name in known)
+            names = "".join(f"{address} {name}\n::ffff:{address} ip6-{name}\n" for address, name in known)
             out.write(f"127.0.0.1 localhost\n::1 localhost\n{names}")
         _mount(hosts, "/etc/hosts", None, _MS_BIND)
         os.unlink(hosts)
