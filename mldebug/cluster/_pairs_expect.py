@@ -120,7 +120,7 @@ def _between(grid: Grid, kinds: Any, base: Any, inside: Any) -> None:
         left = (pairs - of_nodes[:, :, None, None]).transpose(2, 3, 0, 1).reshape(rails, rails, -1)
         of_rails = _of_rails(left, nodes)
     of_nodes = _upper((pairs - of_rails).reshape(nodes, nodes, -1), share)
-    wanted = _of_nodes(of_nodes, kinds)
+    wanted = _of_nodes(of_nodes, kinds, 0.5 if inside.sum() > grid.size else 0.45)
     sound = np.isfinite(of_nodes) & (of_nodes >= wanted - 0.06)
     left = (pairs - of_rails - wanted[:, :, None, None])[sound]
     shift = float(np.nanmedian(left)) if np.isfinite(left).any() else 0.0
@@ -168,7 +168,7 @@ def _of_rails(left: Any, nodes: int) -> Any:
         values = values[np.isfinite(values)]
         usual = np.median(values) if len(values) else 0.0
         enough = count[members] >= (4 if nodes > 4 else 2)
-        if nodes == 2:
+        if nodes <= 3:
             enough |= np.abs(own[members] - usual) < 0.3  # one value cannot be told from a fault
         found[members] = np.where(enough, own[members], usual)
     return found
@@ -203,10 +203,13 @@ def _sound_levels(same: Any) -> Any:
     return clean
 
 
-def _of_nodes(rate: Any, kinds: Any) -> Any:
-    """The level of each pair of nodes, where only nodes of one kind are siblings."""
+def _of_nodes(rate: Any, kinds: Any, most_bad: float) -> Any:
+    """The level of each pair of nodes, where only nodes of one kind are siblings.
+
+    Half of the nodes may be bad where their GPUs are known to be alike; else they are of another kind.
+    """
     if kinds.max() == 0:
-        return expected(rate, 0.5)
+        return expected(rate, most_bad)
     wanted = np.full_like(rate, np.nan)
     for one in range(kinds.max() + 1):
         for other in range(one, kinds.max() + 1):

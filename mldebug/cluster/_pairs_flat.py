@@ -61,7 +61,7 @@ def _lean(rate: Any) -> float:
         return 0.0
     middle = float(np.median(gap))
     alike = np.mean((gap / middle > 0.5) & (gap / middle < 1.6)) if abs(middle) > 0.01 else 0.0
-    return middle if alike > (0.7 if len(rate) < 4 else 0.6) else 0.0
+    return middle if alike > (0.7 if len(rate) < 4 else 0.55) else 0.0
 
 
 def _stars(mean: Any, most_bad: float) -> Any:

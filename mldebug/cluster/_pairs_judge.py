@@ -9,7 +9,7 @@ import numpy as np
 from mldebug.cluster._pairs_evidence import FAILED, PairsEvidence, check_evidence
 from mldebug.cluster._pairs_expect import expect
 from mldebug.cluster._pairs_grid import Grid, grid
-from mldebug.cluster._pairs_merge import merge
+from mldebug.cluster._pairs_merge import merge, without_patterns
 from mldebug.cluster._pairs_search import WORST, Cause, explain
 from mldebug.cluster._pairs_verdict import PairsVerdict
 from mldebug.cluster._pairs_words import verdict_of
@@ -33,7 +33,7 @@ def judge(evidence: PairsEvidence) -> PairsVerdict:
     off, z = distances(cells)
     for cause in gone:
         z.reshape(-1)[cause.cells] = np.nan
-    return verdict_of(cells, merge(cells, [*gone, *explain(cells, off, z)]))
+    return verdict_of(cells, merge(cells, [*gone, *without_patterns(cells, explain(cells, off, z))]))
 
 
 def distances(cells: Grid) -> tuple[Any, Any]:

@@ -25,6 +25,17 @@ def merge(cells: Grid, causes: list[Cause]) -> list[Cause]:
     return sorted(causes, key=lambda cause: (cause.fall * min(cause.z, 30), cause.kind, cause.who))
 
 
+def without_patterns(cells: Grid, causes: list[Cause]) -> list[Cause]:
+    """In a sample, several paths between nodes that are equally slow are how the fabric is built."""
+    nodes = len(cells.hosts)
+    one, other = np.nonzero(cells.measured)
+    if len(np.unique(cells.node[one] * nodes + cells.node[other])) > 0.5 * nodes * nodes:
+        return causes
+    slow = [cause for cause in causes if cause.kind == "node-path" and not cells.failed.reshape(-1)[cause.cells].any()]
+    alike = [one for one in slow if sum(abs(one.fall - other.fall) < 0.1 for other in slow) > 1]
+    return [cause for cause in causes if not any(cause is one for one in alike)]
+
+
 def _same(causes: list[Cause]) -> list[Cause]:
     """One cause for each thing: a GPU that sends badly and receives badly is one."""
     found: dict[tuple[str, tuple[int, ...]], Cause] = {}
@@ -106,9 +117,12 @@ def _within(cells: Grid, causes: list[Cause]) -> list[Cause]:
     """Without the parts of what is named already: paths and GPUs of a bad node, paths of a bad GPU."""
     nodes = {cause.who[0] for cause in causes if cause.kind == "node"}
     gpus = {cause.who[0] for cause in causes if cause.kind == "gpu"}
+    isolated = any(cause.kind == "cross" for cause in causes)
     kept = []
     for cause in causes:
         ends = cause.who
+        if isolated and cause.kind == "rail" and cause.scope == "cross":
+            continue
         if cause.kind in ("gpu", "path"):
             if any(int(cells.node[end]) in nodes for end in ends):
                 continue

@@ -91,10 +91,9 @@ class _Space:
         count = known.astype(np.float32)
         yield from self._gpus(value, count)
         yield from self._paths(value, known)
-        if len(self.grid.hosts) > 1:
-            yield from self._nodes(value, count)
-            if len(self.grid.rails) > 1:
-                yield from self._rails(value, count)
+        yield from self._nodes(value, count)
+        if len(self.grid.hosts) > 1 and len(self.grid.rails) > 1:
+            yield from self._rails(value, count)
 
     def _gpus(self, value: Any, count: Any) -> Iterator[Candidate]:
         scopes = {"all": 1.0, "inter": ~self.inside, "intra": self.inside}
@@ -165,7 +164,7 @@ class _Space:
             ("cross", cross, cross_pairs),
             ("same", same, same_pairs),
         ):
-            gain = _gain(amount, number) * (scope != "same" or len(self.grid.hosts) > 2)
+            gain = _gain(amount, number) * (scope != "same" or len(self.grid.hosts) > 3)
             for one in _top(gain):
                 yield float(gain[one]), "rail", (int(one),), scope, "both"
         blocks = self.isolated(value, count)
@@ -181,6 +180,7 @@ class _Space:
         bad = (value < -WORST / 4).astype(np.float32)
         counts = [self._by_nodes(count * mask) for mask in (off_rail, on_rail)]
         bads = [self._by_nodes(bad * mask) for mask in (off_rail, on_rail)]
+        counts, bads = [total + total.T for total in counts], [total + total.T for total in bads]
         if not ((counts[0] > 0) & (counts[1] > 0)).any():  # a sample: no two nodes were measured on both
             off, on = (float(bad.sum()) / max(float(many.sum()), 1) for bad, many in zip(bads, counts, strict=True))
             return (counts[0] > 0) & bool(off >= 0.8 and counts[1].any() and on <= 0.2)
@@ -216,14 +216,14 @@ class _Space:
     def _check(self, candidate: Candidate) -> Cause | None:
         """The cause, if its fall is sure, large, and common to most of its pairs."""
         gain, kind, who, scope, way = candidate
-        z_least = self.sure[kind == "path"]
+        z_least = self.sure["path" in kind]
         if gain < z_least**2:
             return None
         mask = self._mask(kind, who, scope, way) & np.isfinite(self.z)
         value = self.z[mask]
         z = float(-value.sum() / np.sqrt(len(value)))
         fall = float(np.clip(self.off[mask], -4, 1).mean())
-        if z < z_least or fall > -_FALL or (kind == "path" and fall > -0.16):
+        if z < z_least or fall > -_FALL or ("path" in kind and fall > -0.16):
             return None
         if not self._is_common(kind, who, mask):
             return None
@@ -237,6 +237,8 @@ class _Space:
         if kind in ("path", "cross"):
             return True
         half = self.z[mask].mean() / 2
+        if kind in ("rail", "node-path") and np.mean(self.z[mask] < half) < 0.6:
+            return False
         value = np.where(mask, self.z, 0)
         count = mask.astype(np.int64)
         total, number = value.sum(axis=1) + value.sum(axis=0), count.sum(axis=1) + count.sum(axis=0)

@@ -17,7 +17,9 @@ import numpy as np
 
 from mldebug.cluster._pairs_evidence import SCHEMA, PairsEvidence
 
-SHAPES = ((1, 3), (1, 4), (1, 8), (1, 16), (2, 4), (2, 8), (3, 4), (3, 8), (4, 2), (4, 4), (4, 8), (6, 8), (8, 8), (16, 8))
+SHAPES = (
+    (1, 3), (1, 4), (1, 8), (1, 16), (2, 4), (2, 8), (3, 4), (3, 8), (4, 2), (5, 3), (8, 1), (12, 1), (10, 4), (4, 4), (4, 8), (6, 8), (8, 8), (16, 8),
+)  # nodes, GPUs of each
 FORMS = (*("full",) * 5, "one way", "diagonal", "rounds", "shuffled", "holes")
 SEEN = 8.0  # standard deviations: how plain a fault must be to be planted
 
@@ -66,6 +68,11 @@ def build(rng: Any, nodes: int, gpus: int, *, noise: float | None = None, plain:
     if not plain:
         _vary_net(rng, rate, inside, same, node, rail, nodes, gpus, story)
     labels, hosts = _names(rng, nodes, gpus)
+    if nodes > 2 and gpus > 3 and not plain and rng.random() < 0.1:
+        short, left = int(rng.integers(nodes)), int(rng.integers(2, gpus))
+        keep = (node != short) | (rail < left)
+        rate, labels[short] = rate[np.ix_(keep, keep)], labels[short][:left]
+        story.append(f"one node has {left} GPUs")
     return Cluster(hosts, labels, noise, rate, story)
 
 
@@ -182,10 +189,13 @@ def _sample(rng: Any, cluster: Cluster) -> Any:
     """All pairs within nodes, one shift of the nodes along the rails, and one random shift."""
     size, nodes = len(cluster.names), len(cluster.hosts)
     wanted = cluster.inside & ~np.eye(size, dtype=bool)
-    gpus = size // nodes
+    gpus = int(cluster.rail.max()) + 1
+    place = np.full((nodes, gpus), -1)
+    place[cluster.node, cluster.rail] = np.arange(size)
     for shift, rail in ((1, 0), (int(rng.integers(2, max(nodes - 1, 3))), int(rng.integers(1, max(gpus, 2))))):
-        other = (cluster.node + shift) % nodes * gpus + (cluster.rail + rail) % gpus
-        wanted[np.arange(size), other] = wanted[other, np.arange(size)] = True
+        other = place[(cluster.node + shift) % nodes, (cluster.rail + rail) % gpus]
+        one = np.flatnonzero(other >= 0)
+        wanted[one, other[one]] = wanted[other[one], one] = True
     np.fill_diagonal(wanted, False)
     return wanted
 
@@ -202,9 +212,10 @@ def healthy(seed: int) -> Case:
 
 SAMPLED = ("gpu slow", "gpu fails", "gpu dead", "gpu wrong", "node fails", "rails", "mixed")  # what few pairs show
 FAULTS = (
-    "gpu slow", "gpu slow", "gpu tx", "gpu rx", "gpu net", "gpu fails", "gpu dead", "gpu wrong",
+    "gpu slow", "gpu slow", "gpu tx", "gpu rx", "gpu net", "gpu fails", "gpu dead", "gpu wrong", "gpu flaps", "gpu dies",
     "node slow", "node net", "node fails", "node rx", "rails", "rails", "rails slow", "rail down",
     "path slow", "path fails", "path one way", "path flaps", "node path", "several gpus", "leaf", "mixed",
+    "node alone", "all wrong", "node two",
 )  # fmt: skip
 
 
@@ -233,13 +244,23 @@ def planted(seed: int, fault: str | None = None, shape: tuple[int, int] | None =
 def _has_room(fault: str, nodes: int, gpus: int) -> bool:
     if fault == "leaf":
         return nodes >= 16
+    if fault == "all wrong":
+        return nodes == 1 and gpus > 3
+    if fault == "node two":
+        return nodes == 2 and gpus > 3
+    if fault == "node alone":
+        return nodes >= 3 and gpus == 1
+    if gpus == 1 and nodes > 1 and ("gpu" in fault or fault == "path flaps"):
+        return False
+    if fault in ("gpu flaps", "gpu dies"):
+        return nodes * gpus >= 8
     if fault in ("several gpus", "mixed"):
         return nodes >= 3 and gpus >= 4
     if fault in ("node path",):
         return nodes >= 4
     if fault.startswith(("rails", "rail ")):
         return nodes >= 2 and gpus >= (6 if fault == "rail down" else 4)
-    if fault.startswith("node") or fault == "gpu net":
+    if fault in ("node slow", "node net", "node fails", "node rx", "gpu net"):
         return nodes >= 3 and gpus >= 2
     return nodes * gpus >= (4 if "path" in fault else 3)
 
@@ -267,6 +288,17 @@ def _plant(rng: Any, cluster: Cluster, fault: str, factor: float) -> tuple[str, 
     if fault in ("gpu fails", "gpu dead", "gpu wrong"):
         cluster.status[touches] = {"gpu fails": bad, "gpu dead": "dead", "gpu wrong": "wrong"}[fault]
         return "gpu", (name,), None
+    if fault in ("gpu flaps", "gpu dies"):  # half of its pairs: those of some rounds, or all from some round on
+        half = rng.random((size, size)) < 0.5
+        cluster.status[touches & (half | half.T)] = bad if fault == "gpu flaps" else "dead"
+        return "gpu", (name,), None
+    if fault == "all wrong":
+        cluster.status[:] = "wrong"
+        return "node", (host,), None
+    if fault in ("node two", "node alone"):
+        mask = of_node if fault == "node alone" else of_node & cluster.inside
+        cluster.rate[mask] *= factor
+        return "node", (host,), int(mask.sum())
     if fault in ("node slow", "node net", "node rx"):
         receives = np.broadcast_to((cluster.node == node)[None, :], touches.shape) & between
         mask = {"node slow": of_node, "node net": of_node & between, "node rx": receives}[fault]
@@ -295,7 +327,8 @@ def _plant(rng: Any, cluster: Cluster, fault: str, factor: float) -> tuple[str, 
         mask = (cluster.node[:, None] == node) & (cluster.node[None, :] == other)
         mask = mask | mask.T
         cluster.rate[mask] *= factor
-        return "path", (_ends(host, cluster.hosts[other], "<->"),), int(mask.sum())
+        names = cluster.names if len(cluster.names) == nodes else cluster.hosts
+        return "path", (_ends(names[node], names[other], "<->"),), int(mask.sum())
     if fault == "several gpus":
         chosen = rng.choice(size, size=2, replace=False)
         for gpu in chosen:

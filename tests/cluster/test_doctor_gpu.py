@@ -10,7 +10,19 @@ import pytest
 
 from mldebug.cluster import _doctor_nvml
 from tests.cluster.doctor_kit import (
-    INVALID, LOST, NO_PERMISSION, NOT_SUPPORTED, NVL, PCIE, RESET, Fails, Machine, Values, judge, load, of,
+    INVALID,
+    LOST,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    NVL,
+    PCIE,
+    RESET,
+    Fails,
+    Machine,
+    Values,
+    judge,
+    load,
+    of,
 )  # fmt: skip
 
 GIB = 1 << 30
