@@ -1,4 +1,4 @@
-"""mldebug finds out where NaN, inf and overflow begin in a training run.
+"""mldebug is for a training run that goes wrong: NaN and overflow, a hang, output that nobody can read.
 
     from mldebug import DebugUnderflowOverflow
     DebugUnderflowOverflow(model)  # the run now stops where the first NaN or inf appears
@@ -24,6 +24,20 @@ if TYPE_CHECKING:
         diagnose,
         scalar_logger,
     )
+    from mldebug.ranks import (
+        EmulateReport,
+        LockedOutput,
+        LogsReport,
+        breakpoint_on,
+        emulate,
+        local_main_process_first,
+        logs,
+        main_process_by_path_first,
+        main_process_first,
+        print_once,
+        printflock,
+        rank0_print,
+    )
     from mldebug.tiny import (
         PackReport,
         TinyDatasetReport,
@@ -36,13 +50,18 @@ if TYPE_CHECKING:
         tiny_tokenizer,
         unpack,
     )
+    from mldebug.tracing import NicerTrace, TraceTailReport, trace_tail
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DebugUnderflowOverflow",
+    "EmulateReport",
     "Event",
+    "LockedOutput",
+    "LogsReport",
     "MldebugError",
+    "NicerTrace",
     "NumericsError",
     "NumericsReport",
     "PackReport",
@@ -50,22 +69,33 @@ __all__ = [
     "TinyDatasetReport",
     "TinyModelReport",
     "TinyTokenizerReport",
+    "TraceTailReport",
     "UnpackReport",
     "Verdict",
     "WatchReport",
     "__version__",
+    "breakpoint_on",
     "check",
     "collect",
     "diagnose",
+    "emulate",
     "hang_watchdog",
     "judge",
+    "local_main_process_first",
+    "logs",
+    "main_process_by_path_first",
+    "main_process_first",
     "mark",
     "pack",
+    "print_once",
+    "printflock",
+    "rank0_print",
     "scalar_logger",
     "spy",
     "tiny_dataset",
     "tiny_model",
     "tiny_tokenizer",
+    "trace_tail",
     "unpack",
     "watch",
 ]
@@ -73,8 +103,12 @@ __all__ = [
 # Public name -> the module that defines it. Type checkers read the imports above instead.
 _HOMES = {
     "DebugUnderflowOverflow": "mldebug.numerics",
+    "EmulateReport": "mldebug.ranks",
     "Event": "mldebug.numerics",
+    "LockedOutput": "mldebug.ranks",
+    "LogsReport": "mldebug.ranks",
     "MldebugError": "mldebug.core.errors",
+    "NicerTrace": "mldebug.tracing",
     "NumericsError": "mldebug.numerics",
     "NumericsReport": "mldebug.numerics",
     "PackReport": "mldebug.tiny",
@@ -82,21 +116,32 @@ _HOMES = {
     "TinyDatasetReport": "mldebug.tiny",
     "TinyModelReport": "mldebug.tiny",
     "TinyTokenizerReport": "mldebug.tiny",
+    "TraceTailReport": "mldebug.tracing",
     "UnpackReport": "mldebug.tiny",
     "Verdict": "mldebug.hang",
     "WatchReport": "mldebug.hang",
+    "breakpoint_on": "mldebug.ranks",
     "check": "mldebug.numerics",
     "collect": "mldebug.hang",
     "diagnose": "mldebug.numerics",
+    "emulate": "mldebug.ranks",
     "hang_watchdog": "mldebug.hang",
     "judge": "mldebug.hang",
+    "local_main_process_first": "mldebug.ranks",
+    "logs": "mldebug.ranks",
+    "main_process_by_path_first": "mldebug.ranks",
+    "main_process_first": "mldebug.ranks",
     "mark": "mldebug.hang",
     "pack": "mldebug.tiny",
+    "print_once": "mldebug.ranks",
+    "printflock": "mldebug.ranks",
+    "rank0_print": "mldebug.ranks",
     "scalar_logger": "mldebug.numerics",
     "spy": "mldebug.hang",
     "tiny_dataset": "mldebug.tiny",
     "tiny_model": "mldebug.tiny",
     "tiny_tokenizer": "mldebug.tiny",
+    "trace_tail": "mldebug.tracing",
     "unpack": "mldebug.tiny",
     "watch": "mldebug.hang",
 }

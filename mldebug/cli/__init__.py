@@ -34,6 +34,31 @@ COMMANDS = {
         "it hangs now and then, at night",
         "run a job, and say which rank holds it up as soon as it hangs",
     ),
+    "trace": (
+        "mldebug.cli._trace",
+        "it dies without a word",
+        "run a script and keep its last lines on disk, whatever ends it",
+    ),
+    "trace-tail": (
+        "mldebug.cli._trace_tail",
+        "which rank stopped first, and where did they part?",
+        "read the traces of all ranks of a job together",
+    ),
+    "logs": (
+        "mldebug.cli._logs",
+        "64 ranks wrote into one log",
+        "sort it out: which tracebacks, on which ranks, which came first",
+    ),
+    "printflock": (
+        "mldebug.cli._printflock",
+        "64 ranks print at once, and nothing can be read",
+        "run a script whose lines come out whole, with a prefix that names the rank",
+    ),
+    "emulate": (
+        "mldebug.cli._emulate",
+        "it only fails on several nodes, and here is one machine",
+        "run a command once for each of several emulated nodes",
+    ),
     "demo": (
         "mldebug.cli.demo",
         "what does this look like?",
@@ -141,7 +166,7 @@ def _parse(parser: Parser, arguments: list[str]) -> argparse.Namespace | int:
 
 def _help() -> str:
     width = max(map(len, COMMANDS)) + 2
-    about = "Find out where NaN, inf and overflow begin in a training run."
+    about = "For a training run that goes wrong: what is the trouble?"
     lines = ["usage: mldebug COMMAND [options]", "", about, ""]
     for name, (_module, trouble, summary) in COMMANDS.items():
         lines += [f"  {name:<{width}}{trouble}", f"      {summary}"]
