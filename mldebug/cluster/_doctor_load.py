@@ -18,6 +18,7 @@ from mldebug.cluster._doctor_nvml import handles_by_uuid, sample
 
 SECONDS = 3.0  # of load
 _START = 60.0  # seconds until torch is imported and the GPUs are ready
+_AFTER = 10.0  # seconds that the load may take longer than it should
 _EVERY = 0.1
 _HELD = 1 << 30  # bytes of memory that an idle GPU may have in use
 
@@ -88,7 +89,7 @@ def _follow(
         time.sleep(0.05)
     taken: dict[str, list[dict[str, Any]]] = {uuid: [] for uuid in wanted}
     handles = {uuid: handle for uuid, handle in handles_by_uuid(nvml).items() if uuid in wanted} if lines else {}
-    limit = time.monotonic() + seconds + 10
+    limit = time.monotonic() + seconds + _AFTER
     while child.poll() is None and time.monotonic() < limit:
         for uuid, handle in handles.items():
             taken[uuid].append(sample(nvml, handle))
@@ -104,6 +105,8 @@ def _failure(child: subprocess.Popen[bytes], lines: list[dict[str, Any]], compla
     said = b"".join(complaint).decode("utf-8", "replace").strip().splitlines()
     if hung:
         return "the load did not end in time: a GPU hangs" if lines else "torch and CUDA did not start in time"
+    if any(line.get("ready") == 0 for line in lines):
+        return "torch here sees no CUDA device"
     troubles = [str(line["error"]) for line in lines if "error" in line]
     if troubles:
         return f"the load failed: {troubles[0]}"

@@ -17,7 +17,7 @@ _TAIL = 8 << 20  # bytes of a log that are read
 _FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+),? *(.*)")
 _SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+), (Fatal|Non-fatal)?,? *(.*)", re.I)
-_AER = re.compile(r"pcieport|AER: .*error", re.I)
+_AER = re.compile(r"AER: .*\berror")
 _FALLEN = re.compile(
     r"NVRM: GPU at PCI:([0-9a-fA-F:.]+): .*fallen off the bus|NVRM: GPU ([0-9a-fA-F:.]+): .*fallen off"
 )
@@ -163,10 +163,10 @@ def _event(text: str) -> dict[str, Any] | None:
         return {"kind": "Xid", "bus": _pad(address), "number": int(number), "text": rest[:200]}
     if match := _FALLEN.search(text):
         return {"kind": "Xid", "bus": _pad(match.group(1) or match.group(2)), "number": 79, "text": text[:200]}
-    if "AER:" in text and _AER.search(text):
-        fatal = "Uncorrect" in text or "(Fatal)" in text or "Non-Fatal" in text
-        match = re.search(r"([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", text)
-        return {"kind": "AER", "bus": match.group(1) if match else "", "number": 0, "fatal": fatal, "text": text[:200]}
+    if _AER.search(text):
+        places = re.findall(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", text)  # the port, and then the device
+        fatal = "Uncorrect" in text
+        return {"kind": "AER", "bus": places[-1] if places else "", "number": 0, "fatal": fatal, "text": text[:200]}
     return None
 
 

@@ -51,12 +51,12 @@ class DoctorReport(Report):
 
     def text(self, color: bool = False, width: int = 80) -> str:
         """The table, in lines of at most `width` columns."""
-        hosts = [str(node.get("host", "?")) for node in self.evidence.get("nodes", ())]
+        hosts = [_clean(str(node.get("host", "?"))) for node in self.evidence.get("nodes", ())]
         counts = self.counts
         words = {"bad": "bad", "warn": "to look at", "ok": "ok", "unseen": "not visible"}
         shown = ", ".join(f"{counts[level]} {word}" for level, word in words.items())
         head = f"{fold_hosts(hosts) or 'no node'}: {shown}"
-        lines = [*textwrap.wrap(head, width), *(f"note: {note}" for note in self.evidence.get("notes", ())), ""]
+        lines = [*textwrap.wrap(head, width), *(f"note: {_clean(note)}" for note in self.evidence.get("notes", ())), ""]
         column = max((len(one.check) for one in self.findings), default=0) + 2
         everybody = set(hosts)
         for one in self.findings:

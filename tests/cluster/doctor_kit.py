@@ -251,7 +251,8 @@ class Machine:
 
     def roce(self, index: int, mtu: int = 9000) -> None:
         facts = {
-            "link_layer": "Ethernet", "gids/0": "fe80:0000:0000:0000:a288:c2ff:fe12:3456", "gid_attrs/types/0": "IB/RoCE v1",
+            "link_layer": "Ethernet", "gids/0": "fe80:0000:0000:0000:a288:c2ff:fe12:3456",
+                "gid_attrs/types/0": "IB/RoCE v1",
             "gids/1": "0000:0000:0000:0000:0000:ffff:0a02:0001", "gid_attrs/types/1": "IB/RoCE v1",
             "gids/3": "0000:0000:0000:0000:0000:ffff:0a02:0001", "gid_attrs/types/3": "RoCE v2",
             "gids/2": "0000:0000:0000:0000:0000:0000:0000:0000", "gid_attrs/ndevs/3": f"rdma{index}",
