@@ -169,21 +169,25 @@ class _Pdb(pdb.Pdb):
         self._terminal, self._others = terminal, line
         self._traced: list[tuple[FrameType, Any]] = []
         self._tracer: Any = None
+        self._outermost: FrameType | None = None
 
     def start(self, frame: FrameType) -> None:
         one: FrameType | None = frame
         while one is not None:
             self._traced.append((one, one.f_trace))
-            one = one.f_back
+            self._outermost, one = one, one.f_back
         self._tracer = sys.gettrace()
         self.set_trace(frame)
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
         try:
-            return super().trace_dispatch(frame, event, arg)
+            tracer = super().trace_dispatch(frame, event, arg)
         except bdb.BdbQuit:
             sys.settrace(None)
             raise SystemExit(1) from None  # programs catch Exception, of which BdbQuit is one
+        if event == "return" and frame.f_back is None and frame is self._outermost:
+            self.set_continue()  # the program is over: what Python does then is of no interest
+        return tracer
 
     def set_continue(self) -> None:
         super().set_continue()

@@ -72,7 +72,7 @@ def ticks(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stream:
             fields = stream.read().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return -1
     return -1 if fields[0] in "ZX" else int(fields[19])
 

@@ -42,9 +42,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def start(
-    arguments: Sequence[str | Path], environments: Sequence[dict[str, str]]
-) -> list[subprocess.Popen[str]]:
+def start(arguments: Sequence[str | Path], environments: Sequence[dict[str, str]]) -> list[subprocess.Popen[str]]:
     """A Python process for each of these environments, as a launcher would start them."""
     return [
         subprocess.Popen(
