@@ -101,6 +101,12 @@ class RingReader:
             texts.clear()  # values without end
         return b"".join([texts[word & layout.REFS] for word in records if not word & _THREAD and word])
 
+    def call_of(self, record: int) -> bytes | None:
+        """The call that a record is in."""
+        entry = self.text(record & layout.REFS)
+        own = self.text(entry[1]) if entry is not None and entry[1] else None
+        return own[0].strip() if own is not None else None
+
     def counts(self) -> Iterator[tuple[bytes, int]]:
         """The texts of all records of all threads, and how often each is there."""
         for ref, times in Counter(map(layout.REFS.__and__, self.records())).items():
@@ -151,7 +157,7 @@ class RingReader:
         words = [b"%d " % self.pid] if self._flags & layout.LOG_PID else []
         if timed and self._flags & layout.TIMING:
             words.append(clock(int(self.seconds(record))).encode() + b" ")
-        if self._flags & layout.SHOW_THREADS:
+        if self._flags & layout.SHOW_THREADS or thread:
             words.append(b"[" + self._name(thread) + b"] ")
         return b"".join(words)
 

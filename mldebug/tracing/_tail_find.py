@@ -31,6 +31,7 @@ class Trace:
     parent: int | None = None
     started: float = 0.0  # seconds since the epoch: where h:mm:ss is 0
     values: bool = False  # lines have values of arguments, which differ from rank to rank
+    calls: bool = False  # there are calls only
     cut: bool = False  # the beginning is gone: older pieces were dropped, or the ring went round
     size: int = 0
     written: float = 0.0  # the time of the last write, by the file system
@@ -151,6 +152,7 @@ def _read_header(trace: Trace, line: bytes) -> None:
     trace.host = words.get("host", trace.host)
     trace.world = _whole(words.get("world"))
     trace.parent = _whole(words.get("parent"))
+    trace.calls = words.get("calls") == "1"
     trace.values = words.get("args") == "1"
     with contextlib.suppress(ValueError, OverflowError, OSError):
         trace.started = datetime.fromisoformat(words.get("started", "")).timestamp()

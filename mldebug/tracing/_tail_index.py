@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from mldebug.tracing._ring_read import RingReader
 from mldebug.tracing._tail_find import NOT_READABLE, Trace
-from mldebug.tracing._tail_read import Place, raw_blocks, strip, stripped_blocks, without_meta
+from mldebug.tracing._tail_read import Place, call_at, raw_blocks, strip, stripped_blocks, without_meta
 
 CHUNK = 1 << 20  # bytes of text that one digest is of, but for the first few, which are smaller
 DIGEST = 8  # bytes
@@ -56,6 +56,19 @@ class Index:
             if data:
                 yield data
 
+    def call_before(self, position: int) -> bytes:
+        """The call that the text before a position is in; empty if it is far ahead of it."""
+        last = bisect_right(self._positions, position - 1) - 1
+        for at in range(last, max(-1, last - _LOOKED_BACK), -1):
+            place = Place(self._positions[at], self._places[2 * at], self._places[2 * at + 1])
+            call = call_at(self.trace, place, position)
+            if call is not None:
+                return call
+        return b""
+
+
+_LOOKED_BACK = 32  # blocks
+
 
 def index(trace: Trace, start: Place, pattern: re.Pattern[bytes] | None, progress: Callable[[int], None]) -> Index:
     """Read a trace once, digesting it from `start` on, and counting lines with the pattern from the beginning on."""
@@ -77,7 +90,7 @@ def index(trace: Trace, start: Place, pattern: re.Pattern[bytes] | None, progres
             if (piece, offset + len(block)) > (start.piece, start.offset):
                 if piece == start.piece and offset < start.offset:
                     block, offset = block[start.offset - offset :], start.offset
-                data = strip(block, trace.pid, trace.values)
+                data = strip(block, trace)
                 found.add_place(Place(at, piece, offset))
                 digester.add(data[max(0, -at) :])
                 at += len(data)

@@ -88,9 +88,8 @@ def partings(
 
 
 def iterations(index: Index, marks: list[tuple[bytes, int]]) -> dict[tuple[bytes, int], tuple[int, str]]:
-    """For each line and the position behind it: how often it ran before, and the last call at or before it."""
+    """For each line and the position behind it: how often it ran before, and the call that it is in."""
     counts = dict.fromkeys(marks, 0)
-    calls = dict.fromkeys(marks, b"")
     end = max((position for _, position in marks), default=0)
     at = 0
     for block in index.text():
@@ -99,16 +98,10 @@ def iterations(index: Index, marks: list[tuple[bytes, int]]) -> dict[tuple[bytes
         data = b"\n" + block
         for mark in marks:
             line, position = mark
-            stop = position - at + 1
-            if stop <= 1:
-                continue
-            part = data if stop >= len(data) else data[: stop - 1]  # without the newline that ends it
-            counts[mark] += part.count(b"\n" + line)
-            call = part.rfind(b"\n" + b" " * 8)
-            if call >= 0:
-                calls[mark] = data[call + 1 : data.find(b"\n", call + 1)].strip()
+            if position > at:
+                counts[mark] += data[: position - at].count(b"\n" + line)  # without the newline that ends the last
         at += len(block)
-    return {mark: (max(0, counts[mark] - 1), show(calls[mark])) for mark in marks}
+    return {mark: (max(0, counts[mark] - 1), show(index.call_before(mark[1]))) for mark in marks}
 
 
 def place_of(line: bytes) -> str:

@@ -20,6 +20,7 @@ _MOST_SECONDS = 64  # in a block; beyond that the pattern is faster
 _CLOCK = re.compile(rb"\n\d+:\d\d:\d\d ")
 _OTHERS = re.compile(rb"\n\[(?!MainThread\] )[^\n]*(?=\n)")
 _METAS = re.compile(rb"\n# mldebug trace [^\n]*(?=\n)")
+_CALLS = re.compile(rb"\n        .*")
 _VALUES = re.compile(rb"(\n {8}[^\n(]*)\([^\n]*|( <- | !! )[^\n]*")
 LINE = re.compile(rb"(?:(\d+) )?(?:(\d{1,9}):(\d\d):(\d\d) )?(?:\[([^\]]*)\] )?(.*)", re.DOTALL)
 
@@ -53,27 +54,32 @@ def raw_blocks(trace: Trace, piece: int = 0, offset: int = 0) -> Iterator[tuple[
             continue  # a piece that was dropped or broken in the meantime: what came before it is what there is
 
 
-def strip(block: bytes, pid: int, values: bool) -> bytes:
-    """The lines of the main thread without pid, time and thread; `values` says that values are to be cut off too."""
+def strip(block: bytes, trace: Trace, calls: bool | None = None) -> bytes:
+    """The lines of the main thread without pid, time, thread and values.
+
+    Calls are left out, unless there is nothing else: where threads take turns they are shown again.
+    """
     data = without_meta(b"\n" + block)
-    own = b"\n%d " % pid
+    own = b"\n%d " % trace.pid
     if own in data[:_SAMPLE]:
         data = data.replace(own, b"\n")
     data = _without_clock(data)
     if b"\n[" in data:
         data = _OTHERS.sub(b"", data).replace(b"\n[MainThread] ", b"\n")
-    if values:
+    return _same_for_all(data, trace, calls)[1:]
+
+
+def _same_for_all(data: bytes, trace: Trace, calls: bool | None = None) -> bytes:
+    if trace.values:
         data = _VALUES.sub(_without_value, data)
-    return data[1:]
+    return data if (trace.calls if calls is None else calls) else _CALLS.sub(b"", data)
 
 
 def without_meta(data: bytes) -> bytes:
     """A block that begins with a newline without the first and last lines of files, which say whose they are."""
     while data.startswith(_META) and (end := data.find(b"\n", 1)) > 0:
         data = data[end:]
-    if _META in data[-_SAMPLE:]:
-        data = data[:-_SAMPLE] + _METAS.sub(b"", data[-_SAMPLE:])
-    return data
+    return _METAS.sub(b"", data) if _META in data else data
 
 
 def _without_clock(data: bytes) -> bytes:
@@ -122,7 +128,7 @@ def stripped_blocks(trace: Trace, start: Place) -> Iterator[tuple[Place, bytes]]
             at += len(data)
         return
     for piece, offset, block in raw_blocks(trace, start.piece, start.offset):
-        data = strip(block, trace.pid, trace.values)
+        data = strip(block, trace)
         yield Place(at, piece, offset), data
         at += len(data)
 
@@ -140,8 +146,40 @@ def _ring_blocks(trace: Trace, first: int) -> Iterator[tuple[int, bytes]]:
     for at in range(first, len(records), _RECORDS):
         data = reader.main_text(records[at : at + _RECORDS])
         if data:
-            yield at, strip(data, trace.pid, True) if trace.values else data
+            yield at, _same_for_all(b"\n" + data, trace)[1:]
     reader.close()
+
+
+def call_at(trace: Trace, place: Place, position: int) -> bytes | None:
+    """The last call before a position of the text, if it is in the block that begins at this place."""
+    if trace.kind == "ring":
+        return _ring_call(trace, place, position)
+    block = next((block for _, _, block in raw_blocks(trace, place.piece, place.offset)), b"")
+    at, call = place.stripped, None
+    for line in strip(block, trace, calls=True).split(b"\n"):
+        if line.startswith(b" " * 8):
+            call = line.strip()
+        elif at >= position:
+            break
+        else:
+            at += len(line) + 1
+    return call
+
+
+def _ring_call(trace: Trace, place: Place, position: int) -> bytes | None:
+    try:
+        reader = RingReader(trace.path)
+    except NOT_READABLE:
+        return None
+    records = reader.records()[place.offset : place.offset + _RECORDS]
+    at, call = place.stripped, None
+    for number in range(len(records)):
+        at += len(_same_for_all(b"\n" + reader.main_text(records[number : number + 1]), trace)) - 1
+        call = reader.call_of(records[number]) or call
+        if at >= position:
+            break
+    reader.close()
+    return call
 
 
 @dataclass(frozen=True)
@@ -162,7 +200,7 @@ def ending(trace: Trace, count: int) -> Ending:
     tail, lines, want = b"", [], 1 << 16
     while True:
         tail, whole = _tail(trace, want)
-        lines = _main_lines(tail, trace.pid)
+        lines = _main_lines(tail, trace)
         if whole or len(lines) >= count + 1 or want >= _LONGEST_LINE:
             break
         want *= 8
@@ -172,7 +210,7 @@ def ending(trace: Trace, count: int) -> Ending:
     if times:
         hour, minute, second = (int(times[-1][group]) for group in (2, 3, 4))
         clock = float(hour * 3600 + minute * 60 + second)
-    in_order = any(line.startswith(_END) for line in tail.splitlines()[-3:])
+    in_order = any(line.startswith(_END) for line in tail.splitlines())
     stopped, exact = trace.written, True
     if clock is not None and not -1 < trace.written - trace.started - clock < 2.5:
         stopped, exact = trace.started + clock, False  # the files were copied: their times are of the copy
@@ -188,7 +226,7 @@ def _ring_ending(trace: Trace, count: int) -> Ending:
         lines: list[bytes] = []
         for last in (max(count * 8, 1024), None):
             records = reader.records(last)
-            lines = reader.main_text(records).splitlines()
+            lines = _same_for_all(b"\n" + reader.main_text(records), trace).split(b"\n")[1:-1]
             if len(lines) >= count:
                 break
         seconds = reader.last_seconds()
@@ -227,8 +265,8 @@ def _gz_tail(path: str, want: int) -> bytes:
             tail = (tail + data)[-want:]
 
 
-def _main_lines(data: bytes, pid: int) -> list[bytes]:
-    return strip(data if data.endswith(b"\n") else data + b"\n", pid, False).splitlines()
+def _main_lines(data: bytes, trace: Trace) -> list[bytes]:
+    return strip(data if data.endswith(b"\n") else data + b"\n", trace).split(b"\n")[:-1]
 
 
 def _shown(line: bytes) -> str:
