@@ -1,0 +1,255 @@
+"""judge_dist_test(): which ranks are to blame, from the evidence alone.
+
+The rules go from what cannot be doubted (a process that ended, is stopped, never came) to what follows from the place
+where ranks wait. A rank whose trouble is that of another one is not a culprit.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mldebug.cluster._dist_agree import Difference, differences
+from mldebug.cluster._dist_evidence import Evidence
+from mldebug.cluster._dist_reach import unreachable
+from mldebug.cluster._dist_wrong import wrong_contents
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Who is to blame. `rank` is None where no single rank is; `fatal` is what makes collectives useless to try."""
+
+    kind: str
+    reason: str
+    rank: int | None = None
+    host: str = ""
+    gpu: str = ""
+    phase: str = ""
+    pid: int | None = None
+    hint: str = ""
+    stack: str = ""
+    fatal: bool = False
+
+
+@dataclass(frozen=True)
+class DistVerdict:
+    """`culprits`, the first one first; `differences` between ranks, also those that do no harm; `waiting` ranks."""
+
+    culprits: tuple[Culprit, ...]
+    differences: tuple[Difference, ...]
+    waiting: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def judge_dist_test(evidence: Evidence) -> DistVerdict:
+    """Name the ranks that are to blame for what the evidence of a dist-test shows; nothing is run.
+
+    verdict = judge_dist_test(load_evidence("run.json"))
+    """
+    if evidence["ended"] == "no collector":
+        return DistVerdict((_rank_zero(evidence),), (), (), ())
+    found = [*_clashes(evidence), *_dead(evidence), *_stopped(evidence), *_silent(evidence), *_missing(evidence)]
+    known = {culprit.rank for culprit in found}
+    found += [one for one in _duplicates(evidence) if one.rank not in known]
+    unlike = differences(evidence)
+    found += [
+        _of_rank(evidence, rank, "unreachable", why, hint=hint, fatal=True) for rank, why, hint in unreachable(evidence)
+    ]
+    found += _errors(evidence, bool(found))
+    found += [_of_rank(evidence, rank, "wrong contents", why) for rank, why in wrong_contents(evidence)]
+    if not found and evidence["ended"] not in ("", "done", "interrupted"):
+        found += _behind(evidence)
+    found += _unlike(evidence, unlike)
+    blamed = {culprit.rank for culprit in found}
+    waiting = [int(name) for name, one in evidence["ranks"].items() if not one["done"] and int(name) not in blamed]
+    return DistVerdict(tuple(found), tuple(unlike), tuple(sorted(waiting)), tuple(_notes(evidence)))
+
+
+def _rank_zero(evidence: Evidence) -> Culprit:
+    """All that a rank without a collector can say."""
+    hint = "is rank 0 running, and may this host connect to it? `mldebug pairs --ping` tries all ways between hosts"
+    return Culprit(
+        "no collector", evidence["missing_why"], 0, evidence.get("plan", {}).get("0", ""), phase="start", hint=hint
+    )
+
+
+def _of_rank(evidence: Evidence, rank: int | None, kind: str, reason: str, **more: Any) -> Culprit:
+    one = evidence["ranks"].get(str(rank))
+    if one is None:
+        return Culprit(kind, reason, rank, evidence.get("plan", {}).get(str(rank), ""), **more)
+    filled = {"phase": one["phase"], "pid": one["pid"], "stack": one["stack"], **more}
+    return Culprit(kind, reason, rank, one["host"], gpu_of(one), **filled)
+
+
+def gpu_of(one: dict[str, Any]) -> str:
+    """`cuda:3 GPU-1f0a...`, or "" for a rank without one."""
+    device = one["facts"].get("device", {})
+    if device.get("index") is None:
+        return ""
+    uuid = device.get("uuid", "")
+    uuid = f"GPU-{uuid}" if uuid and device["kind"] == "cuda" and not uuid.startswith("GPU-") else uuid
+    return f"{device['kind']}:{device['index']} {uuid}".strip()
+
+
+def _clashes(evidence: Evidence) -> Iterator[Culprit]:
+    for one in evidence["clashes"]:
+        yield Culprit(
+            "clash", one["why"], one["rank"], one["host"], phase="start", pid=one["pid"], fatal=True,
+            hint="two nodes have the same node rank, or two jobs the same MASTER_ADDR and MASTER_PORT",
+        )  # fmt: skip
+
+
+def _dead(evidence: Evidence) -> Iterator[Culprit]:
+    """Ended by a signal or an exit of its own; one that ended after an error is told by that."""
+    for rank, one in _ranks(evidence):
+        if one["code"] is None or one["done"] or one["error"] is not None:
+            continue
+        if one["code"] < 0:
+            number = -one["code"]
+            name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+            hint = "dmesg | grep -i 'out of memory': the kernel may have ended it" if number == 9 else ""
+            yield _of_rank(evidence, rank, "dead", f"was ended by {name}", hint=hint)
+        else:
+            yield _of_rank(evidence, rank, "dead", f"left with status {one['code']}")
+
+
+def _stopped(evidence: Evidence) -> Iterator[Culprit]:
+    for rank, one in _ranks(evidence):
+        pid = one["parent"] if one["parent_state"] in ("T", "t") else one["pid"] if one["state"] in ("T", "t") else 0
+        if pid and one["code"] is None and not one["done"]:
+            hint = f"who sent it SIGSTOP? `kill -CONT {pid}` on {one['host']} lets it go on"
+            yield _of_rank(evidence, rank, "stopped", "is stopped (SIGSTOP, or a debugger)", pid=pid, hint=hint)
+
+
+def _silent(evidence: Evidence) -> Iterator[Culprit]:
+    """Hosts and processes of which nothing is heard any more, and those whose connection broke."""
+    for rank, one in _ranks(evidence):
+        if one["done"] or one["parent_state"] in ("T", "t") or one["code"] is not None or one["error"] is not None:
+            continue
+        if one["lost"]:
+            reason = f"its connection to the collector ended: {one['lost']}"
+            yield _of_rank(evidence, rank, "lost", reason, pid=one["parent"], hint="was it ended from outside?")
+        elif one["silent"] > max(3.0, 0.7 * evidence["timeout"]):
+            reason = (
+                f"nothing was heard from it for {one['silent']:.0f} s: stopped, frozen, or cut off from the network"
+            )
+            yield _of_rank(
+                evidence,
+                rank,
+                "silent",
+                reason,
+                pid=one["parent"],
+                hint=f"ping {one['host']}; ssh {one['host']} uptime",
+            )
+
+
+def _missing(evidence: Evidence) -> Iterator[Culprit]:
+    if evidence["ended"] in ("", "interrupted") and not evidence["hosts"]:
+        return  # they may still come
+    for rank in range(evidence["world"]):
+        if str(rank) not in evidence["ranks"]:
+            host = evidence.get("plan", {}).get(str(rank), "")
+            why = evidence["hosts"].get(host) or evidence.get("missing_why") or "never reported to the collector"
+            hint = "is its process there? `ps -ef` on its host" + (f", {host}" if host else "")
+            yield Culprit("missing", why, rank, host, phase="start", hint=hint)
+
+
+def _duplicates(evidence: Evidence) -> Iterator[Culprit]:
+    """Two ranks on one GPU: by its UUID, which no two GPUs share."""
+    first: dict[str, int] = {}
+    for rank, one in _ranks(evidence):
+        uuid = one["facts"].get("device", {}).get("uuid", "")
+        other = first.setdefault(f"{one['boot']} {uuid}", rank) if uuid else rank
+        if other != rank:
+            where = evidence["ranks"][str(other)]
+            same = "" if where["host"] == one["host"] else f" on {where['host']}"
+            yield _of_rank(
+                evidence, rank, "duplicate", f"uses the same GPU as rank {other}{same}", fatal=True,
+                hint="torch.cuda.set_device(LOCAL_RANK) and CUDA_VISIBLE_DEVICES must give each rank its own",
+            )  # fmt: skip
+
+
+# What a rank says whose peer has failed.
+_FOLLOWS = re.compile(
+    r"connection (was )?(closed|reset|refused)|closed by peer|broken pipe|remote (process|peer)|timed? ?out|socket|"
+    r"ncclRemoteError|ncclSystemError|unhandled system error|NCCL communicator was aborted",
+    re.I,
+)
+
+
+def _errors(evidence: Evidence, explained: bool) -> list[Culprit]:
+    """Exceptions; where there is a first cause already, those that only follow from it are left out."""
+    erred = sorted(
+        ((rank, one) for rank, one in _ranks(evidence) if one["error"] is not None),
+        key=lambda pair: pair[1]["error"]["after"],
+    )
+    own = [(rank, one) for rank, one in erred if not _FOLLOWS.search(one["error"]["message"])]
+    if not own and not explained:
+        own = erred
+    return [_of_rank(evidence, rank, "error", _error_text(one["error"]), hint=_hint(one)) for rank, one in own]
+
+
+def _error_text(error: dict[str, Any]) -> str:
+    lines = [line.strip() for line in str(error["message"]).splitlines() if line.strip()]
+    text = " ".join(lines[:2])[:300] or "no message"
+    return f"failed: {text}" if error["type"] == "MldebugError" else f"failed with {error['type']}: {text}"
+
+
+def _hint(one: dict[str, Any]) -> str:
+    text = str(one["error"]["message"])
+    for pattern, hint in (
+        (r"out of memory", "nvidia-smi: does another process hold the memory?"),
+        (r"no space left|/dev/shm", "/dev/shm is too small: docker run --ipc=host, or --shm-size=8g"),
+        (r"cannot allocate memory|ibv_", "ulimit -l must be unlimited in the rank itself: see `mldebug doctor`"),
+        (r"cuda error|hip error|uncorrectable|ecc", "dmesg | grep -i xid; nvidia-smi -q -d ECC"),
+    ):
+        if re.search(pattern, text, re.I):
+            return hint
+    return "run again with NCCL_DEBUG=INFO for what NCCL says" if "nccl" in text.lower() else ""
+
+
+def _behind(evidence: Evidence) -> list[Culprit]:
+    """Nobody failed, and nobody gets on: the ranks that are not as far as the others."""
+    ranks = [(rank, one) for rank, one in _ranks(evidence) if not one["done"]]
+    if not ranks:
+        return []
+    least, most = min(one["step"] for _, one in ranks), max(one["step"] for _, one in ranks)
+    if least < most or any(one["done"] for _, one in _ranks(evidence)):
+        return [
+            _of_rank(evidence, rank, "behind", f"did not get on for {one['age']:.0f} s, and others wait for it")
+            for rank, one in ranks
+            if one["step"] == least
+        ]
+    phase = ranks[0][1]["phase"]
+    ages = [one["age"] for _, one in ranks]
+    late = [rank for rank, one in ranks if one["age"] < min(ages) + 0.2 and max(ages) - min(ages) > 2.0]
+    if late:
+        return [
+            _of_rank(evidence, rank, "behind", f"came to {phase} {max(ages) - min(ages):.0f} s after the others")
+            for rank in late
+        ]
+    reason = f"all ranks have waited in {phase} for {min(ages):.0f} s, and none is behind the others"
+    hint = "`mldebug pairs` tries each pair by itself; NCCL_P2P_DISABLE=1 tells peer access apart"
+    return [Culprit("hang", reason, phase=phase, stack=ranks[0][1]["stack"], hint=hint)]
+
+
+def _unlike(evidence: Evidence, unlike: list[Difference]) -> Iterator[Culprit]:
+    for one in unlike:
+        if one.level == "bad":
+            rank = one.odd[0] if one.odd else None
+            more = f" (and {len(one.odd) - 1} more)" if len(one.odd) > 1 else ""
+            yield _of_rank(evidence, rank, "differs", one.words + more, phase="facts", hint=one.hint, fatal=one.fatal)
+
+
+def _notes(evidence: Evidence) -> Iterator[str]:
+    for check, why in evidence["left_out"]:
+        yield f"left out: {check}: {why}"
+    if evidence["ended"] == "interrupted":
+        yield "interrupted"
+
+
+def _ranks(evidence: Evidence) -> list[tuple[int, dict[str, Any]]]:
+    return sorted((int(name), one) for name, one in evidence["ranks"].items())

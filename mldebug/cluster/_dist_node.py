@@ -1,0 +1,305 @@
+"""What looks after the ranks of one host in a dist-test: starts them, tells the collector of them, and ends them.
+
+It imports no torch, so it is there at once and is not held up by what holds a rank up. It is the process that torchrun,
+srun or mpirun started (for one rank), the launcher itself, or what the launcher started over ssh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mldebug.cluster._dist_local import boot_id
+from mldebug.cluster._dist_where import Where
+from mldebug.cluster._dist_wire import Gone, Message, Wire, connects
+from mldebug.core.errors import MldebugError
+from mldebug.core.stacks import dump, process_state
+
+# How a rank is started; the socket to this process is one of its arguments.
+WORKER = (sys.executable, "-m", "mldebug.cluster._dist_rank")
+
+_TICK = 0.05
+
+
+@dataclass
+class _Worker:
+    rank: int
+    local_rank: int
+    process: subprocess.Popen[bytes]
+    wire: Wire | None
+    waiting: list[Message] = field(default_factory=list)  # what it said before there was a collector
+    stack: str = ""
+
+
+@dataclass
+class Unheard(Exception):
+    """The collector is missing, refuses or went silent; `why` is for people, `silent` if it was there before."""
+
+    why: str
+    silent: bool = False
+
+
+class Node:
+    """`run()` returns the collector's report; raises Unheard where there is no collector to tell one."""
+
+    def __init__(
+        self,
+        ranks: Sequence[tuple[int, int]],
+        world: int,
+        job: str,
+        where: Where,
+        timeout: float,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.ranks = list(ranks)
+        self.world = world
+        self.job = job
+        self.where = where
+        self.timeout = timeout
+        self.env = env
+        self.link: Wire | None = None
+        self.told: Message = {}  # the collector's welcome
+        self._workers: list[_Worker] = []
+        self._stacks: list[tuple[int, str]] = []
+        self._beat = 0.0
+
+    def run(self, show: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+        """`show(report)` is called for rank 0, while the others are still there."""
+        with _ends_on_sigterm():
+            try:
+                self._start()
+                self._connect()
+                report = self._look_after()
+                if 0 in (rank for rank, _ in self.ranks):
+                    if show is not None:
+                        show(report)
+                    self._say({"t": "shown"})
+                if report["ok"]:
+                    self._let_end()
+                self._await_bye()
+                return report
+            finally:
+                self._stop()
+
+    # Starting
+
+    def _start(self) -> None:
+        root = str(Path(__file__).resolve().parent.parent.parent)
+        base = dict(os.environ if self.env is None else self.env)
+        base["PYTHONPATH"] = os.pathsep.join(filter(None, [root, base.get("PYTHONPATH")]))
+        for rank, local_rank in self.ranks:
+            ours, theirs = socket.socketpair()
+            env = {
+                **base, "RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(self.world),
+                "MLDEBUG_DIST_TEST": self.job,
+            }  # fmt: skip
+            words = [*WORKER, "--rank", str(rank), "--fd", str(theirs.fileno())]
+            # A rank's stdout is not ours: NCCL_DEBUG writes there, and our stdout carries the report.
+            process = subprocess.Popen(
+                words,
+                env=env,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=_stderr(),
+                stderr=_stderr(),
+            )
+            theirs.close()
+            self._workers.append(_Worker(rank, local_rank, process, Wire(ours)))
+
+    def _connect(self) -> None:
+        """Find the collector of this job and be let in."""
+        deadline = time.monotonic() + self.timeout
+        why: dict[str, str] = {"": "its name cannot be resolved"}
+        while True:
+            found = connects(self.where.places(), min(2.0, max(0.2, deadline - time.monotonic())))
+            wires = [(place, Wire(sock)) for place, sock in found.items() if not isinstance(sock, str)]
+            why = {f"{place[0]}:{place[1]}": sock for place, sock in found.items() if isinstance(sock, str)} or why
+            for place, wire in wires:
+                if self.link is None and (answer := self._greet(wire)) is not None:
+                    self.link, self.told = wire, answer
+                    self._introduce(place)
+                else:
+                    wire.close()
+            if self.link is not None:
+                return
+            if time.monotonic() > deadline:
+                raise Unheard(self.where.lost(why, self.timeout))
+            time.sleep(0.1)
+
+    def _greet(self, wire: Wire) -> Message | None:
+        message = {
+            "t": "hello", "job": self.job, "host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid(),
+            "world": self.world, "ranks": [[one.rank, one.local_rank, one.process.pid] for one in self._workers],
+        }  # fmt: skip
+        with contextlib.suppress(Gone):
+            wire.send(message)
+            deadline = time.monotonic() + min(5.0, self.timeout)
+            while answers := wire.wait(deadline):
+                for answer in answers:
+                    if answer.get("t") == "welcome":
+                        return answer
+        return None
+
+    def _introduce(self, place: tuple[str, int]) -> None:
+        self.timeout = self.told["config"]["timeout"]
+        for one in self._workers:
+            self._give(one, {"t": "config", "config": self.told["config"], "collector": list(place), "job": self.job})
+
+    # Looking after
+
+    def _look_after(self) -> dict[str, Any]:
+        assert self.link is not None
+        while True:
+            self._listen_to_workers()
+            try:
+                for message in self.link.receive():
+                    if message.get("t") == "end":
+                        report: dict[str, Any] = message["report"]
+                        return report
+                    self._obey(message)
+            except Gone as exc:
+                raise Unheard(f"its collector on {self.told['host']} has gone: {exc}", silent=True) from exc
+            silent = time.monotonic() - self.link.heard
+            if silent > self.timeout:
+                stopped = ", as it is stopped (SIGSTOP)" if self._end_stopped_collector() else ""
+                host, pid = self.told["host"], self.told["pid"]
+                raise Unheard(
+                    f"its collector (pid {pid} on {host}) said nothing for {silent:.0f} s{stopped}", silent=True
+                )
+            if time.monotonic() - self._beat > 1.0:
+                self._beat = time.monotonic()
+                states = {str(one.rank): process_state(one.process.pid) for one in self._workers}
+                self._say({"t": "beat", "states": states, "time": time.time()})
+            while self._stacks:
+                rank, text = self._stacks.pop()
+                self._say({"t": "stack", "rank": rank, "stack": text})
+            time.sleep(_TICK)
+
+    def _listen_to_workers(self) -> None:
+        for one in self._workers:
+            if one.wire is not None:
+                try:
+                    for message in one.wire.receive():
+                        self._say({**message, "rank": one.rank})
+                except Gone:
+                    one.wire.close()
+                    one.wire = None
+            if one.wire is None and one.process.returncode is None and one.process.poll() is not None:
+                self._say({"t": "ended", "rank": one.rank, "code": one.process.returncode})
+
+    def _obey(self, message: Message) -> None:
+        if message.get("t") == "go":
+            for one in self._workers:
+                self._give(one, message)
+        elif message.get("t") == "stack":
+            for one in self._workers:
+                if one.rank == message["rank"]:
+                    threading.Thread(target=self._read_stack, args=(one,), daemon=True).start()
+
+    def _read_stack(self, one: _Worker) -> None:
+        try:
+            found = dump(one.process.pid, timeout=3.0)
+            text = found.why if found.status != "ok" else _stack_text(found.threads)
+        except MldebugError as exc:
+            text = str(exc)
+        self._stacks.append((one.rank, text))
+
+    def _say(self, message: Message) -> None:
+        if self.link is not None:
+            with contextlib.suppress(Gone):  # noticed where it is read
+                self.link.send(message)
+
+    def _give(self, one: _Worker, message: Message) -> None:
+        if one.wire is not None:
+            with contextlib.suppress(Gone):
+                one.wire.send(message)
+
+    # Ending
+
+    def _let_end(self) -> None:
+        for one in self._workers:
+            self._give(one, {"t": "end"})
+        limit = time.monotonic() + 1.0
+        while time.monotonic() < limit and any(one.process.poll() is None for one in self._workers):
+            time.sleep(0.01)
+
+    def _await_bye(self) -> None:
+        """Rank 0 shows the report first: launchers end everything as soon as one rank has failed."""
+        limit = time.monotonic() + 4.0
+        assert self.link is not None
+        with contextlib.suppress(Gone):
+            while time.monotonic() < limit:
+                if any(message.get("t") == "bye" for message in self.link.wait(limit)):
+                    break
+
+    def _stop(self) -> None:
+        for one in self._workers:
+            with contextlib.suppress(OSError):
+                one.process.kill()
+        for one in self._workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.process.wait(2.0)
+            if one.wire is not None:
+                one.wire.close()
+        if self.link is not None:
+            self.link.close()
+
+    def _end_stopped_collector(self) -> bool:
+        """End one on this host that somebody stopped, with its rank 0: they would be left behind."""
+        pids = [int(pid) for pid in self.told["pids"]]
+        ours = [pid for pid in pids if self.told["boot"] == boot_id() and self.job in _environment(pid)]
+        stopped = [pid for pid in ours if process_state(pid) == "T"]
+        for pid in stopped:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        return int(self.told["pid"]) in stopped
+
+
+def _environment(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _stack_text(threads: Sequence[dict[str, Any]]) -> str:
+    """The main thread, innermost frame first."""
+    for thread in threads:
+        if thread["name"] == "MainThread" or len(threads) == 1:
+            return "\n".join(f"{frame['name']} ({frame['file']}:{frame['line']})" for frame in thread["frames"])
+    return ""
+
+
+def _stderr() -> int:
+    try:
+        return sys.stderr.fileno()
+    except (OSError, AttributeError, ValueError):
+        return subprocess.DEVNULL
+
+
+@contextlib.contextmanager
+def _ends_on_sigterm() -> Iterator[None]:
+    """While entered, SIGTERM raises, so that what was started is ended too."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,53 @@
+"""Whose contents were wrong: each wrong part has a sender and a receiver, and a few of them explain all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from mldebug.cluster._dist_evidence import Evidence
+
+
+def wrong_contents(evidence: Evidence) -> list[tuple[int | None, str]]:
+    """(rank, what it did) for each rank that is to blame, the one that explains most first."""
+    left: list[dict[str, Any]] = list(evidence["wrong"])
+    found: list[tuple[int | None, str]] = []
+    while left:
+        sent = Counter(one["source"] for one in left if one["source"] is not None)
+        got = Counter(one["rank"] for one in left)
+        sender, most_sent = sent.most_common(1)[0] if sent else (None, 0)
+        receiver, most_got = got.most_common(1)[0]
+        receivers = {one["rank"] for one in left if one["source"] == sender}
+        senders = {one["source"] for one in left if one["rank"] == receiver}
+        # Many receivers agree on a sender, or one receiver is wrong about many senders.
+        if sender is not None and (len(receivers), most_sent) >= (len(senders), most_got):
+            mine = [one for one in left if one["source"] == sender]
+            found.append((sender, f"sent wrong data to {_list(receivers)}: {_example(mine[0])}"))
+        else:
+            mine = [one for one in left if one["rank"] == receiver]
+            told = _list({one for one in senders if one is not None})
+            found.append((receiver, f"got wrong data{f' from {told}' if told else ''}: {_example(mine[0])}"))
+        left = [one for one in left if one not in mine]
+    if len(found) > 1 and all(one["source"] is None for one in evidence["wrong"]):
+        ranks = {one["rank"] for one in evidence["wrong"]}
+        return [
+            (
+                None,
+                f"sums are wrong on {_list(ranks)}, whose part it is cannot be told: {_example(evidence['wrong'][0])}",
+            )
+        ]
+    return found
+
+
+def _list(ranks: set[Any]) -> str:
+    if not ranks:
+        return ""
+    words = ", ".join(str(rank) for rank in sorted(ranks)[:6])
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {words}{' ...' if len(ranks) > 6 else ''}"
+
+
+def _example(one: dict[str, Any]) -> str:
+    return (
+        f"{one['check']}, {one['count']} of {one['of']} values wrong, the first at {one['index']} "
+        f"is {one['got']:g} and not {one['want']:g}"
+    )
