@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from mldebug.tracing import NicerTrace as _NicerTrace  # noqa: E402
+from mldebug.tracing import NicerTrace as _NicerTrace
 
 
 class NicerTrace(_NicerTrace):
@@ -28,7 +28,7 @@ class Tee:
 
     def __init__(self, filename: str) -> None:
         self.stdout: TextIO = sys.stdout
-        self.file = open(filename, "a")
+        self.file = open(filename, "a")  # noqa: SIM115
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stdout, name)
@@ -55,6 +55,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    name = f"trace-{socket.gethostname()}-{os.environ.get('LOCAL_RANK', 0)}-{os.getpid()}.txt"
+    name = f"trace-{socket.gethostname()}-{os.environ.get('LOCAL_RANK', '0')}-{os.getpid()}.txt"
     sys.stdout = Tee(os.path.realpath(name))  # type: ignore[assignment]
     NicerTrace(trace=1, count=1, timing=True, packages_to_include=["PIL"]).run("main()")

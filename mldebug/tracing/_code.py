@@ -31,6 +31,7 @@ class Lines(dict[int, Any]):
         "key",
         "name",
         "path",
+        "start",
     )
 
     def __init__(
@@ -43,8 +44,8 @@ class Lines(dict[int, Any]):
         self._encode = encode
         self._loader, self._module = source_names(names)
         # The reference keeps this object until the code goes, and no cycle comes of it.
-        self.code = weakref.ref(code, lambda _, key=id(code): gone(key))
-        self.key = id(code)
+        self.key = key = id(code)
+        self.code = weakref.ref(code, lambda _: gone(key))
         self.path = path_of(code, names)
         self.name = os.path.basename(code.co_filename)
         self.function = function_of(code)
@@ -52,6 +53,8 @@ class Lines(dict[int, Any]):
         self.arguments = code.co_varnames[:count]
         self.call = call_text(code, names)
         self.hits: dict[int, int] = {}
+        # Where a generator begins, for sys.settrace, which shows its going on as a call too.
+        self.start: int | None = None
 
     def __missing__(self, line: int) -> Any:
         code = self.code()

@@ -11,6 +11,8 @@ from mldebug.core.errors import MldebugError
 from mldebug.tracing._code import Lines
 from mldebug.tracing._recorder import Recorder
 
+_monitoring: Any = getattr(sys, "monitoring", None)  # type checkers look at 3.10
+
 Gate = Callable[[CodeType, dict[str, Any]], bool]
 
 
@@ -30,11 +32,11 @@ class MonitoringEngine:
         try:
             self._register()
             # What an earlier user of this id has switched off, place by place, is on again.
-            sys.monitoring.restart_events()
+            _monitoring.restart_events()
             if gate is None:
                 self._open()
             else:
-                sys.monitoring.set_events(self._tool, sys.monitoring.events.PY_START)
+                _monitoring.set_events(self._tool, _monitoring.events.PY_START)
         except BaseException:
             self.stop()
             raise
@@ -43,7 +45,7 @@ class MonitoringEngine:
         if not self.running:
             return
         self.running = False
-        monitoring, tool = sys.monitoring, self._tool
+        monitoring, tool = _monitoring, self._tool
         monitoring.set_events(tool, 0)
         for lines in list(self._recorder.codes.values()):
             code = lines.code()
@@ -56,11 +58,11 @@ class MonitoringEngine:
     def after_fork(self) -> None:
         """The pen's functions are new."""
         if self.running:
-            sys.monitoring.register_callback(self._tool, sys.monitoring.events.LINE, self._line())
+            self._register()
 
     def _open(self) -> None:
         """Trace from now on: what will be called, and what is running."""
-        monitoring, events = sys.monitoring, sys.monitoring.events
+        monitoring, events = _monitoring, _monitoring.events
         self._gate = None
         wanted = events.PY_START | events.PY_RESUME | events.PY_THROW | events.PY_UNWIND
         if self._recorder.options.exceptions:
@@ -77,9 +79,9 @@ class MonitoringEngine:
                 frame = frame.f_back
 
     def _local(self) -> int:
-        events = sys.monitoring.events
+        events = _monitoring.events
         lines = self._recorder.options.lines
-        return (events.LINE if lines else 0) | events.PY_RETURN | events.PY_YIELD
+        return int((events.LINE if lines else 0) | events.PY_RETURN | events.PY_YIELD)
 
     def _find(self, code: CodeType, frame: FrameType) -> Lines | None:
         """The Lines of a code object that is traced; one that is new is decided on now."""
@@ -87,7 +89,7 @@ class MonitoringEngine:
         if lines is None:
             lines = self._recorder.admit(code, frame.f_globals)
             if lines is not None:
-                sys.monitoring.set_local_events(self._tool, code, self._local())
+                _monitoring.set_local_events(self._tool, code, self._local())
         return lines
 
     def _line(self) -> Callable[[CodeType, int], Any]:
@@ -102,9 +104,9 @@ class MonitoringEngine:
         return line
 
     def _register(self) -> None:
-        events, disable = sys.monitoring.events, sys.monitoring.DISABLE
+        events, disable = _monitoring.events, _monitoring.DISABLE
         recorder, find, frame_at = self._recorder, self._find, sys._getframe
-        codes, left, failed = recorder.codes, recorder.left, recorder.failed
+        codes, failed = recorder.codes, recorder.failed
 
         def start(code: CodeType, offset: int) -> Any:
             try:
@@ -112,7 +114,7 @@ class MonitoringEngine:
                 if self._gate is not None:
                     if not self._gate(code, frame.f_globals):
                         return disable
-                    sys.monitoring.restart_events()
+                    _monitoring.restart_events()
                     self._open()
                 lines = codes.get(id(code)) or find(code, frame)
                 if lines is None:
@@ -123,14 +125,16 @@ class MonitoringEngine:
 
         def resume(code: CodeType, offset: int) -> Any:
             try:
-                if id(code) not in codes and find(code, frame_at(1)) is None:
-                    return disable
-                left()
+                if id(code) not in codes:
+                    find(code, frame_at(1))
             except Exception as exc:
                 failed(exc)
+            return disable  # the place: what goes on there is known now
 
         def throw(code: CodeType, offset: int, exception: BaseException) -> None:
             resume(code, offset)
+            if id(code) in codes:
+                recorder.left()
 
         def leave(code: CodeType, offset: int, value: object) -> None:
             try:
@@ -142,7 +146,7 @@ class MonitoringEngine:
 
         def unwind(code: CodeType, offset: int, exception: BaseException) -> None:
             if id(code) in codes:
-                left()
+                recorder.left()
 
         def raised(code: CodeType, offset: int, exception: BaseException) -> None:
             try:
@@ -156,18 +160,18 @@ class MonitoringEngine:
             events.PY_START: start,
             events.PY_RESUME: resume,
             events.PY_THROW: throw,
-            events.PY_RETURN: leave if recorder.options.returns else lambda code, offset, value: left(),
-            events.PY_YIELD: leave if recorder.options.returns else lambda code, offset, value: left(),
+            events.PY_RETURN: leave if recorder.options.returns else recorder.left,
+            events.PY_YIELD: leave if recorder.options.returns else recorder.left,
             events.PY_UNWIND: unwind,
             events.RAISE: raised,
             events.LINE: self._line(),
         }
         for event, function in functions.items():
-            sys.monitoring.register_callback(self._tool, event, function)
+            _monitoring.register_callback(self._tool, event, function)
 
 
 def _events() -> list[int]:
-    events = sys.monitoring.events
+    events = _monitoring.events
     return [
         events.PY_START, events.PY_RESUME, events.PY_THROW, events.PY_RETURN, events.PY_YIELD, events.PY_UNWIND,
         events.RAISE, events.LINE,
@@ -178,11 +182,11 @@ def _take_tool() -> int:
     """An id that nobody uses: first those that are nobody's by convention, never a debugger's or coverage's."""
     for tool in (4, 3, 5, 2):
         try:
-            sys.monitoring.use_tool_id(tool, "mldebug trace")
+            _monitoring.use_tool_id(tool, "mldebug trace")
         except ValueError:
             continue
         return tool
-    users = ", ".join(f"{tool}: {sys.monitoring.get_tool(tool)}" for tool in range(6))
+    users = ", ".join(f"{tool}: {_monitoring.get_tool(tool)}" for tool in range(6))
     raise MldebugError(
         f"cannot trace: all tool ids of sys.monitoring are taken ({users})", "end one of these tools first"
     )

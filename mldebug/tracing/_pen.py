@@ -53,7 +53,9 @@ class Pen(Protocol):
 
     codes: dict[int, Lines]
     line: LineCallback
-    path: str
+
+    @property
+    def path(self) -> str: ...
 
     def encode(self, lines: Lines, line: int, text: bytes) -> Any:
         """What `line` needs to write this text: kept in `lines`."""
@@ -67,8 +69,8 @@ class Pen(Protocol):
     def event(self, lines: Lines, line: int, words: str) -> None:
         """Something else at a line: a value that is returned, an exception."""
 
-    def left(self) -> None:
-        """The next line of this thread is in another frame, maybe of the same code: show its call again."""
+    # The next line is in another frame, maybe of the same code: show its call again. Takes what a callback is given.
+    left: Callable[..., None]
 
     def after_fork(self) -> None: ...
     def end(self) -> None: ...
@@ -81,7 +83,7 @@ class TextPen:
     line: LineCallback
     call: Callable[[Lines, str], None]
     event: Callable[[Lines, int, str], None]
-    left: Callable[[], None]
+    left: Callable[..., None]
 
     def __init__(
         self, sink: Sink, failed: Callable[[Exception], None], *, timing: bool, log_pids: bool, threads: bool
@@ -172,7 +174,7 @@ class TextPen:
                 write((ahead if lines is context else call_ahead + lines.call + b"\n" + ahead) + text)
                 context = lines
 
-        def left() -> None:
+        def left(_code: object = None, _offset: object = 0, _value: object = None) -> None:
             nonlocal context
             context = None
 

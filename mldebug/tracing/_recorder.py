@@ -106,9 +106,10 @@ class Recorder:
             self._pen.event(lines, frame.f_lineno or 0, f"{lines.function} <- {safe_repr(value)}")
         self._pen.left()
 
-    def left(self) -> None:
-        if self._pen is not None:
-            self._pen.left()
+    @property
+    def left(self) -> Callable[..., None]:
+        """For each frame that is left or goes on."""
+        return self._pen.left if self._pen is not None else _nothing
 
     def exception(self, lines: Lines, frame: FrameType, exc: BaseException) -> None:
         if self._pen is not None and self.within(frame):
@@ -160,6 +161,10 @@ def _arguments(lines: Lines, frame: FrameType) -> str:
     if sys.version_info < (3, 13) and sys.gettrace() is None:  # a trace function has its copy written back
         values.clear()
     return text
+
+
+def _nothing(*_: object) -> None:
+    """There is nothing to show."""
 
 
 def _message(exc: BaseException) -> str:

@@ -17,7 +17,7 @@ class RingPen:
     """A line is two or three stores. The reader shows the call again where the thread or the call changes."""
 
     line: LineCallback
-    left: Callable[[], None]
+    left: Callable[..., None]
     _record: Callable[[int], None]
 
     def __init__(self, ring: Ring, failed: Callable[[Exception], None]) -> None:
@@ -103,7 +103,7 @@ class RingPen:
         count = 0
         tick = 0.0  # when the clock of the records goes on: 2**20 ns, about a millisecond
         bases: dict[int, tuple[int, memoryview]] = {}  # of each thread, for this tick: time and thread, its last record
-        returned: set[int] = set()
+        gone = False  # a frame was left: the call of the next line is shown again
         call, thread_index, failed = self._call, self._thread, self._failed
 
         def base(ident: int) -> tuple[int, memoryview]:
@@ -113,21 +113,21 @@ class RingPen:
             return made
 
         def line(code: CodeType, number: int) -> None:
-            nonlocal count, tick
+            nonlocal count, tick, gone
             try:
                 lines = codes[id(code)]
                 ref = lines[number]
                 if monotonic() >= tick:
                     tick = monotonic() + 0.001
                     bases.clear()
+                    if gone:
+                        gone = False
+                        record(call(lines))
                 ident = get_ident()
                 if ident in bases:
                     time, mine = bases[ident]
                 else:
                     time, mine = base(ident)
-                    if ident in returned:
-                        returned.discard(ident)
-                        record(call(lines))
                 # No switch to another thread from here on: there is no call and no jump.
                 slots[count & mask] = mine[0] = time | ref
                 head[0] = count
@@ -136,17 +136,15 @@ class RingPen:
                 failed(exc)
 
         def record(ref: int) -> None:
-            nonlocal count
-            ident = get_ident()
-            time, mine = base(ident)
-            returned.discard(ident)
+            nonlocal count, gone
+            time, mine = base(get_ident())
+            gone = False
             slots[count & mask] = mine[0] = time | ref
             head[0] = count
             count += 1
 
-        def left() -> None:
-            ident = get_ident()
-            returned.add(ident)
-            bases.pop(ident, None)
+        def left(_code: object = None, _offset: object = 0, _value: object = None) -> None:
+            nonlocal tick, gone
+            tick, gone = 0.0, True
 
         self.line, self.left, self._record = line, left, record

@@ -42,7 +42,7 @@ def _container(value: Any, kind: type, depth: int) -> str:
         items.append(both or safe_repr(item, depth - 1))
     if len(value) > _ITEMS:
         items.append(f"...({len(value)})")
-    opening, closing = {list: "[]", tuple: "()", dict: "{}"}.get(kind, "{}")
+    opening, closing = "[]" if kind is list else "()" if kind is tuple else "{}"
     text = ", ".join(items)
     return f"{opening}{text}{',' if kind is tuple and len(value) == 1 else ''}{closing}"
 
@@ -67,6 +67,6 @@ def _tensor(value: Any, kind: type) -> str:
 def _name(kind: type) -> str:
     # By type's own slots: a metaclass may have made properties of them.
     name: str = type.__dict__["__qualname__"].__get__(kind)
-    if kind is type or issubclass(type(kind), type) and type in kind.__mro__:
+    if kind is type or type in kind.__mro__:
         return "class"
     return name

@@ -78,8 +78,11 @@ class SettraceEngine:
     def _decide(self, frame: FrameType) -> Lines | None:
         code = frame.f_code
         lines = self._recorder.codes.get(id(code)) or self._recorder.admit(code, frame.f_globals)
-        self._alive[id(code)] = weakref.ref(code, lambda _, key=id(code): self._gone(key))
-        self._decided[id(code)] = lines
+        key = id(code)
+        self._alive[key] = weakref.ref(code, lambda _: self._gone(key))
+        self._decided[key] = lines
+        if lines is not None and code.co_flags & _SUSPENDS:
+            lines.start = _first(code)
         return lines
 
     def _gone(self, key: int) -> None:
@@ -102,16 +105,16 @@ class SettraceEngine:
                 if not limited or recorder.within(frame):
                     line(frame.f_code, frame.f_lineno)
                 return local
+            if event == "return" and not returns:
+                left()
+                return local
             if not self.running:
                 frame.f_trace = None
                 return None
             try:
                 lines = codes.get(id(frame.f_code))
-                if event == "return":
-                    if returns and lines is not None:
-                        leave(lines, frame, arg, arg is not None or _leaves(frame))
-                    else:
-                        left()
+                if event == "return" and lines is not None:
+                    leave(lines, frame, arg, arg is not None or _leaves(frame))
                 elif event == "exception" and exceptions and lines is not None:
                     recorder.exception(lines, frame, arg[1] if isinstance(arg[1], BaseException) else arg[0]())
             except Exception as exc:
@@ -136,13 +139,12 @@ class SettraceEngine:
                 sys.settrace(None)
                 return None
             try:
-                if code.co_flags & _SUSPENDS and _resumes(frame):
-                    left()
-                else:
+                if lines.start is None or lines.start == frame.f_lasti:
                     recorder.call(lines, frame)
+                if not lines_too:
+                    frame.f_trace_lines = False
             except Exception as exc:
                 failed(exc)
-            frame.f_trace_lines = lines_too
             return local
 
         self._ours = (*self._ours, local)[-4:]
@@ -163,11 +165,11 @@ class SettraceEngine:
         return False
 
 
-def _resumes(frame: FrameType) -> bool:
-    """Whether a generator goes on, and does not begin."""
+def _first(code: CodeType) -> int:
+    """f_lasti of a generator that begins: at RESUME 0, which Python 3.10 does not have."""
     if sys.version_info < (3, 11):
-        return frame.f_lasti >= 0
-    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti + 1] != 0  # the argument of RESUME
+        return -1
+    return next((at.offset for at in dis.get_instructions(code) if at.opname == "RESUME" and at.arg == 0), 0)
 
 
 def _leaves(frame: FrameType) -> bool:

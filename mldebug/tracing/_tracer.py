@@ -29,9 +29,9 @@ class NicerTrace(Scope):
     `include` and `exclude` take modules, packages, paths, `module:function`, globs of these, and the words user,
     installed, stdlib, all; the default is user code. `packages_to_include=["PIL"]` traces installed packages besides;
     `ignoredirs` traces all but these folders, `ignoremods` leaves modules out.
-    `trace` writes lines, `count` counts them for `results()`; `calls_only` leaves lines out; `returns`, `exceptions` and
-    `args` show values in a few safe words; `depth` limits how deep traced calls are shown; `threads` names the
-    thread in each line, `log_pids` the process. `timing=False` leaves the time out.
+    `trace` writes lines, `count` counts them for `results()`; `calls_only` leaves lines out; `returns`,
+    `exceptions` and `args` show values in a few safe words; `depth` limits how deep traced calls are shown; `threads`
+    names the thread in each line, `log_pids` the process. `timing=False` leaves the time out.
     `start_at="module:function"` and `after` (seconds) begin later; `signal` pauses and goes on.
     Forked children have files of their own. UsageError for a wrong option or a folder that cannot be written,
     MldebugError if Python has no place left for a tracer.
