@@ -117,7 +117,8 @@ def _links(ranks: dict[int, Any]) -> Iterator[Difference]:
         ("MTU", mtu, "ip link set dev <interface> mtu <that of the others>"),
         ("InfiniBand ports", lambda one: _get("infiniband")(one["facts"]), "ibstat on the odd one"),
     ):
-        found = _one(what, "warn", {rank: read(one) for rank, one in ranks.items()}, hint)
+        told = {rank: read(one) for rank, one in ranks.items() if what != "MTU" or read(one)}
+        found = _one(what, "warn", told, hint)
         if found is not None:
             yield found
 

@@ -42,7 +42,7 @@ def launch_hosts(options: Options, show: Callable[[DistTestReport], None] | None
     addresses = own_addresses()
     if not addresses:
         raise UsageError(
-            f"under which address the hosts can find this one is not known: {socket.gethostname()} has none but loopback",
+            f"the hosts cannot be told where to report to: the name {socket.gethostname()} has no address but loopback",
             "add its name and address to /etc/hosts, or run it on one of the hosts under srun, mpirun or torchrun",
         )
     name, world = secrets.token_hex(8), count * len(options.hosts)

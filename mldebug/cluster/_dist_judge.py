@@ -80,7 +80,8 @@ def _of_rank(evidence: Evidence, rank: int | None, kind: str, reason: str, **mor
     one = evidence["ranks"].get(str(rank))
     if one is None:
         return Culprit(kind, reason, rank, evidence.get("plan", {}).get(str(rank), ""), **more)
-    filled = {"phase": one["phase"], "pid": one["pid"], "stack": one["stack"], **more}
+    stack = one["stack"] if kind in ("stopped", "silent", "behind") else ""
+    filled = {"phase": one["phase"], "pid": one["pid"], "stack": stack, **more}
     return Culprit(kind, reason, rank, one["host"], gpu_of(one), **filled)
 
 

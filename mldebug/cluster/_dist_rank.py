@@ -84,9 +84,11 @@ class Rank:
         self.meet("run")
 
     def _open_store(self) -> Any:
-        from torch.distributed.distributed_c10d import TCPStore
+        import torch.distributed as dist
 
-        return TCPStore("127.0.0.1", 0, self.config["world"], True, wait_for_workers=False)
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", 0, self.config["world"], True, wait_for_workers=False
+        )
 
     def _reach(self, peers: list[list[Any]]) -> list[list[Any]]:
         """The ranks that cannot be connected to, each with where it listens and why not."""
@@ -108,7 +110,6 @@ class Rank:
         from datetime import timedelta
 
         import torch.distributed as dist
-        from torch.distributed.distributed_c10d import TCPStore
 
         from mldebug.cluster._dist_collectives import Collectives
 
@@ -117,7 +118,9 @@ class Rank:
         self.phase("init")
         world, timeout = self.config["world"], timedelta(seconds=max(120.0, 4 * self.config["timeout"]))
         if store is None:
-            store = TCPStore(place[0] or collector, place[1], world, False, timeout=timeout)
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                place[0] or collector, place[1], world, False, timeout=timeout
+            )
         # Our own deadline comes first: who hangs is to be seen hanging, and not to be torn down.
         bound = {"device_id": device.torch_device} if device.kind != "cpu" else {}
         dist.init_process_group(device.backend, store=store, rank=self.rank, world_size=world, timeout=timeout, **bound)

@@ -62,8 +62,10 @@ def read_report(told: dict[str, Any], verbose: bool = False) -> DistTestReport:
     if told["evidence"]:
         return _report(verdict, told["evidence"], verbose)
     # The ranks other than 0 get it without the evidence.
-    rest: tuple[Any, ...] = (told["world"], told["backend"], told["seconds"], told["ended"], {})
-    return DistTestReport(verdict.culprits, verdict.differences, verdict.waiting, verdict.notes, *rest, verbose)
+    return DistTestReport(
+        verdict.culprits, verdict.differences, verdict.waiting, verdict.notes, told["world"], told["backend"],
+        told["seconds"], told["ended"], {}, verbose,
+    )  # fmt: skip
 
 
 def _difference(told: dict[str, Any]) -> Difference:
