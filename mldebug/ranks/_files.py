@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.world import job, launcher
+from mldebug.ranks._world import node_name
 
 
 class FolderBoard:
@@ -25,8 +28,7 @@ class FolderBoard:
     """
 
     def __init__(self, local_size: int | None = None) -> None:
-        self._folder = _folder()
-        _leave_at_exit(self._folder, local_size)
+        self._folder = _enter(local_size)
 
     def write(self, name: str, note: dict[str, Any]) -> None:
         path = self._folder / quote(name, safe="")
@@ -85,50 +87,81 @@ def node() -> str:
     return ""
 
 
-_leaving: set[tuple[int, Path]] = set()
+_entered: dict[tuple[int, str], Path] = {}
 
 
-def _leave_at_exit(folder: Path, local_size: int | None) -> None:
-    me = (os.getpid(), folder)
-    if local_size is None or me in _leaving:
-        return
-    _leaving.add(me)
+def _enter(local_size: int | None) -> Path:
+    """The folder of this job, with a file in it that says that this process is here."""
+    me = (os.getpid(), job())
+    if me not in _entered:
+        top = launcher()
+        above = _private(f"/dev/shm/mldebug-{os.getuid()}" if os.access("/dev/shm", os.W_OK) else
+                         f"{tempfile.gettempdir()}/mldebug-{os.getuid()}") / "ranks"  # fmt: skip
+        name = f"{node()[-40:]}.{top}.{ticks(top)}.{quote(f'{job()}-{node_name()}', safe='')[:150]}"
+        folder = above / name
+        here = folder / f"here.{me[0]}.{ticks(me[0])}"
+        try:
+            _private(str(above))
+            _sweep(above)
+            with _locked(above):
+                if folder.exists() and _is_of_before(folder):
+                    shutil.rmtree(folder)
+                folder.mkdir(mode=0o700, exist_ok=True)
+                here.touch()
+        except OSError as exc:
+            raise MldebugError(
+                f"ranks have no folder for notes: {above}: {exc.strerror}",
+                "call torch.distributed.init_process_group() first: its store is then used",
+            ) from None
+        _entered[me] = folder
+        if local_size is not None:
+            atexit.register(_leave, here, local_size)
+    return _entered[me]
 
-    def leave() -> None:
-        with contextlib.suppress(OSError):
-            if os.getpid() == me[0]:
-                (folder / f"left.{me[0]}").touch()
-                if len(list(folder.glob("left.*"))) >= local_size:
-                    shutil.rmtree(folder, ignore_errors=True)
 
-    atexit.register(leave)
+def _leave(here: Path, local_size: int) -> None:
+    with contextlib.suppress(OSError):
+        if here.name.split(".")[1] == str(os.getpid()):  # and not a child that was forked
+            with _locked(here.parent.parent):
+                here.rename(here.with_name(here.name.replace("here.", "left.")))
+                if len(list(here.parent.glob("left.*"))) >= local_size:
+                    shutil.rmtree(here.parent)
 
 
-def _folder() -> Path:
-    base = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
-    uid = os.getuid()
-    above = base / f"mldebug-{uid}" / "ranks"
-    top = launcher()
+def _is_of_before(folder: Path) -> bool:
+    """Whether these are notes of ranks that the same launcher had started before ours: all gone when we began."""
+    for one in folder.glob("here.*"):
+        _, pid, started = one.name.split(".")
+        if ticks(int(pid)) == int(started):
+            return False
+    lives = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
+    newest = max((one.stat().st_mtime for one in folder.iterdir()), default=0.0)
+    return newest < time.time() - lives - 0.02  # a tick is 10 ms
+
+
+@contextlib.contextmanager
+def _locked(above: Path) -> Iterator[None]:
+    handle = os.open(above / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        above.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for one in (above.parent, above):
-            found = os.lstat(one)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o022:
-                raise MldebugError(f"{one} can be written to by others, or is theirs", f"`rm -r {one}`")
-        _sweep(above)
-        folder = above / f"{node()[-40:]}.{top}.{ticks(top)}.{quote(job(), safe='')[:120]}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as exc:
-        raise MldebugError(
-            f"ranks have no folder for notes: {above}: {exc.strerror}",
-            "call torch.distributed.init_process_group() first: its store is then used",
-        ) from None
-    return folder
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _private(name: str) -> Path:
+    """That folder, made if need be; an error if others may write there."""
+    path = Path(name)
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise MldebugError(f"{path} can be written to by others, or is theirs", f"`rm -r {path}`")
+    return path
 
 
 def _sweep(above: Path) -> None:
     """Remove what jobs have left whose launcher is gone."""
-    for one in above.iterdir():
+    for one in [one for one in above.iterdir() if one.is_dir()]:
         place, top, started = (*one.name.split("."), "", "", "")[:3]
         gone = top.isdecimal() and place == node()[-40:] and str(ticks(int(top))) != started
         with contextlib.suppress(OSError):

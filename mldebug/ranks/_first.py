@@ -15,7 +15,7 @@ from mldebug.ranks._board import Board, Note, board_for, write_quietly
 from mldebug.ranks._files import ticks
 from mldebug.ranks._mounts import kind_of
 from mldebug.ranks._site import base_of, count, site_of_caller, site_of_function
-from mldebug.ranks._world import Who, distributed, host, local_rank, who
+from mldebug.ranks._world import Who, distributed, host, local_rank, node_name, who
 
 _Function = TypeVar("_Function")
 _SHOW_AFTER = 2.0  # seconds of waiting, until a rank leaves word that it is here
@@ -104,7 +104,7 @@ class local_main_process_first(main_process_first):
         super().__init__(timeout=timeout, store=store, name=name)
 
     def _plan(self, me: Who, site: str) -> list[_Gate]:
-        return [] if me.local_size == 1 else [self._gate(me, site, f"node {_node()}", None, None)]
+        return [] if me.local_size == 1 else [self._gate(me, site, f"node {node_name()}", None, None)]
 
 
 class main_process_by_path_first(main_process_first):
@@ -141,7 +141,7 @@ class main_process_by_path_first(main_process_first):
         if kind != "local":
             gates.append(self._gate(me, site, "all", 0, range(me.size)))
         if kind != "shared" and me.local_size != 1:
-            gates.append(self._gate(me, site, f"node {_node()}", None, None))
+            gates.append(self._gate(me, site, f"node {node_name()}", None, None))
         return gates
 
     def _agree(self, me: Who, site: str, kind: str, type_: str) -> None:
@@ -282,8 +282,3 @@ def _text(exc: BaseException | None) -> str:
         return str(exc)
     except Exception:  # of a user's exception class
         return "(its message cannot be printed)"
-
-
-def _node() -> str:
-    """This node's name among the job's: two agents of torchrun on one machine are two nodes."""
-    return os.environ.get("GROUP_RANK", "") if "TORCHELASTIC_RUN_ID" in os.environ else host()

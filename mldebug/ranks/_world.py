@@ -104,6 +104,11 @@ def distributed() -> Any:
     return None
 
 
+def node_name() -> str:
+    """This node's name among the job's: two agents of torchrun on one machine are two nodes."""
+    return os.environ.get("GROUP_RANK", "") if "TORCHELASTIC_RUN_ID" in os.environ else host()
+
+
 def identify(env: Mapping[str, str]) -> Who:
     """Who a process with this environment is. Raises MldebugError where it contradicts itself."""
     _check_pairs(env)

@@ -1,0 +1,326 @@
+"""main_process_first and its kin: order, failure, and nobody left waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.ranks import _alive, _first, main_process_by_path_first, main_process_first
+from mldebug.ranks._board import StoreBoard
+from mldebug.ranks._files import FolderBoard
+from mldebug.ranks._first import spans
+from mldebug.ranks._world import Who
+
+from .rank_kit import PROGRAMS, clean, finish, free_port, start, torchrun
+
+FIRST = PROGRAMS / "first.py"
+
+
+def numbered(size: int, per_node: int | None = None, **more: str) -> list[dict[str, str]]:
+    each = per_node or size
+    return [
+        {
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(each),
+            "RANK": str(one),
+            "LOCAL_RANK": str(one % each),
+            **more,
+        }
+        for one in range(size)
+    ]
+
+
+def times(text: str) -> dict[tuple[int, str], float]:
+    """(rank, what) -> when."""
+    found = re.findall(r"^(\d+) (\S+) (\d+\.\d+)$", text, re.M)
+    return {(int(rank), what): float(when) for rank, what, when in found}
+
+
+def run(case: str, size: int = 3, **more: str) -> tuple[list[int], str, list[str]]:
+    """Statuses, all that was printed, and each rank's stderr; by files, as there is neither store nor MASTER_ADDR."""
+    ended = finish(start([FIRST, *case.split()], numbered(size, **more)), 60)
+    return [one[0] for one in ended], "".join(one[1] for one in ended), [one[2] for one in ended]
+
+
+def assert_main_first(seen: dict[tuple[int, str], float], what: str, main: int, others: list[int]) -> None:
+    for other in others:
+        assert seen[other, f"{what}-begins"] >= seen[main, f"{what}-ends"] - 0.001, (other, seen)
+
+
+class TestByFiles:
+    """No torch, no store."""
+
+    def test_order_again_and_again(self) -> None:
+        status, out, _ = run("plain notorch", 4)
+        assert status == [0, 0, 0, 0]
+        for number in range(3):
+            assert_main_first(times(out), f"block{number}", 0, [1, 2, 3])
+
+    def test_nested(self) -> None:
+        status, out, _ = run("nested")
+        assert status == [0, 0, 0]
+        for what in ("outer", "inner", "deep"):
+            assert_main_first(times(out), what, 0, [1, 2])
+
+    def test_decorated_functions_and_generators(self) -> None:
+        status, out, _ = run("decorated", 2)
+        assert status == [0, 0]
+        assert "0 got-10-20-3 " in out and "1 got-11-21-3 " in out
+        calls = re.findall(r"^(\d) call-(begins|ends)", out, re.M)
+        assert calls.count(("1", "begins")) == 2
+
+    def test_nothing_is_left_behind(self) -> None:
+        before = folders()
+        assert run("plain")[0] == [0, 0, 0]
+        assert folders() <= before
+
+    @pytest.mark.parametrize(
+        ("case", "status", "words"),
+        [
+            ("error", 1, r"rank 0 \(host \S+, pid \d+\) failed in .*first\.py <module>:\d+\): ValueError: shard 7 is"),
+            ("exit", 3, "SystemExit: 3"),
+            ("interrupt", -2, "KeyboardInterrupt"),
+            ("kill", -9, r"rank 0 \(host \S+, pid \d+\) has ended \(killed"),
+            ("os._exit", 4, r"has ended \(killed, or by os._exit\) in the block that goes first"),
+        ],
+    )  # fmt: skip
+    def test_the_others_are_released_when_the_main_process_fails(self, case: str, status: int, words: str) -> None:
+        begin = time.monotonic()
+        found, _, errors = run(case)
+        assert found == [status, 1, 1]
+        for error in errors[1:]:
+            assert re.search(r"MldebugError: .*" + words, error), error
+        assert time.monotonic() - begin < 30
+
+    def test_a_failure_that_is_caught_is_over(self) -> None:
+        status, out, _ = run("caught")
+        assert status == [0, 0, 0]
+        seen = times(out)
+        assert (1, "block0-begins") not in seen
+        assert_main_first(seen, "block1", 0, [1, 2])
+
+    def test_the_failure_of_another_rank_is_its_own(self) -> None:
+        status, out, errors = run("follower")
+        assert status == [0, 1, 0]
+        assert (2, "block-ends") in times(out) and "mine alone" in errors[1] and errors[2] == ""
+
+    def test_the_timeout_says_where_the_main_process_is(self) -> None:
+        status, out, errors = run("slow")
+        assert status == [0, 1, 1] and (0, "done") in times(out)
+        for error in errors[1:]:
+            assert re.search(r"has waited \d+ s for rank 0 \(host \S+, pid \d+\), which is still in the block", error)
+            assert "mldebug spy" in error and "timeout=" in error
+
+    def test_the_timeout_says_who_never_came(self) -> None:
+        status, out, errors = run("some", 4)
+        assert status == [0, 1, 1, 0] and "never 1" not in out
+        for error in errors[1:3]:
+            assert re.search(r"for rank 0, which never came there; these ranks never came: 0, 3$", error, re.M), error
+
+    def test_functions_are_counted_apart(self) -> None:
+        status, out, _ = run("skew", 3)
+        assert status == [0, 0, 0]
+        assert_main_first(times(out), "two", 0, [1])
+        assert_main_first(times(out), "all", 0, [1, 2])
+
+    def test_two_places_in_one_function_are_taken_together_and_told(self) -> None:
+        status, out, errors = run("lines", 2)
+        assert status == [0, 0]
+        assert_main_first(times(out), "block", 0, [1])
+        assert "if these two do not belong together" in errors[1]
+
+    def test_two_main_processes(self) -> None:
+        same = numbered(2)
+        same[1]["RANK"] = same[1]["LOCAL_RANK"] = "0"
+        ended = finish(start([FIRST, "plain"], same), 30)
+        assert sorted(one[0] for one in ended) == [0, 1]
+        assert "two main processes: rank 0" in "".join(one[2] for one in ended)
+
+    def test_no_way_to_the_others(self) -> None:
+        ended = finish(start([FIRST, "plain"], numbered(2, per_node=1)), 30)
+        assert [one[0] for one in ended] == [1, 1]
+        assert "MASTER_ADDR and MASTER_PORT are not set" in ended[0][2]
+
+
+def folders() -> set[str]:
+    base = Path(f"/dev/shm/mldebug-{os.getuid()}/ranks")
+    return set(os.listdir(base)) if base.is_dir() else set()
+
+
+def nodes(case: str, **more: str) -> tuple[list[tuple[int, str, str]], dict[tuple[int, str], float]]:
+    """Four ranks as on two nodes (two agents on one machine are told apart by GROUP_RANK), without torchrun."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "x", **more}
+    ranks = numbered(4, per_node=2, **common)
+    for one in ranks:
+        one["GROUP_RANK"] = str(int(one["RANK"]) // 2)
+    ended = finish(start([FIRST, *case.split()], ranks), 90)
+    return ended, times("".join(one[1] for one in ended))
+
+
+class TestTwoNodes:
+    """By a store that rank 0 makes at MASTER_ADDR, as under srun."""
+
+    def test_local(self) -> None:
+        ended, seen = nodes("local")
+        assert [one[0] for one in ended] == [0] * 4, ended
+        assert_main_first(seen, "block", 0, [1])
+        assert_main_first(seen, "block", 2, [3])
+        assert seen[2, "block-begins"] < seen[0, "block-ends"]  # nodes do not wait for each other
+
+    def test_a_path_of_the_node(self) -> None:
+        ended, seen = nodes("path /proc")
+        assert [one[0] for one in ended] == [0] * 4, ended
+        assert_main_first(seen, "block", 0, [1])
+        assert_main_first(seen, "block", 2, [3])
+
+    def test_the_store_of_rank_0_serves_the_process_group_too(self) -> None:
+        ended, seen = nodes("late-store")
+        assert [one[0] for one in ended] == [0] * 4, ended
+        for what in ("block", "again"):
+            assert_main_first(seen, what, 0, [1, 2, 3])
+        assert all((one, "sum-4-of-4") in seen for one in range(4))
+
+    def test_rank_0_that_never_comes(self) -> None:
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ended = finish(start([FIRST, "some"], numbered(4, per_node=2, **common)[1:2]), 60)
+        assert ended[0][0] == 1
+        assert re.search(r"the store at 127.0.0.1:\d+, .* cannot be reached", ended[0][2]), ended
+
+
+class TestTorchrun:
+    def run(self, *args: str, status: int = 0, **more: str) -> tuple[dict[tuple[int, str], float], str]:
+        command = torchrun(FIRST, *args)
+        done = subprocess.run(command, env=clean(**more), capture_output=True, text=True, timeout=110, check=False)
+        assert done.returncode == status, done.stderr
+        return times(done.stdout), done.stderr
+
+    def test_without_a_process_group(self) -> None:
+        seen, _ = self.run("plain")
+        for number in range(3):
+            assert_main_first(seen, f"block{number}", 0, [1, 2, 3])
+
+    def test_with_one(self) -> None:
+        seen, _ = self.run("gloo")
+        for number in range(3):
+            assert_main_first(seen, f"block{number}", 0, [1, 2, 3])
+
+    def test_groups(self) -> None:
+        seen, _ = self.run("gloo-group")
+        assert_main_first(seen, "block", 0, [2])
+        assert_main_first(seen, "block", 1, [3])
+        assert seen[1, "block-begins"] < seen[0, "block-ends"]
+
+    def test_a_store_that_is_given(self) -> None:
+        assert_main_first(self.run("gloo-store")[0], "block", 0, [1, 2, 3])
+
+    def test_an_error_reaches_all_ranks_after_a_restart_too(self) -> None:
+        begin = time.monotonic()
+        seen, err = self.run("error", status=1)
+        assert (0, "block-ends") in seen and (1, "block-begins") not in seen
+        assert "ValueError: shard 7 is" in err
+        assert time.monotonic() - begin < 60
+
+
+class Notes:
+    """A board in memory."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, dict] = {}
+
+    def write(self, name: str, note: dict) -> None:
+        self.notes[name] = json.loads(json.dumps(note))
+
+    def read(self, name: str) -> dict | None:
+        return self.notes.get(name)
+
+    def claim(self, name: str, note: dict) -> dict:
+        return self.notes.setdefault(name, note)
+
+
+class TestHeartbeat:
+    """Of a main process on another node, whose pid cannot be seen."""
+
+    def gate(self, notes: Notes, rank: int) -> _first._Gate:
+        return _first._Gate(notes, "key", Who(rank, rank, 2, None, ""), rank == 0, range(2), "x.py f:1", 60.0)
+
+    def test_silence_is_death(self, monkeypatch) -> None:
+        monkeypatch.setattr(_alive, "SILENCE", 0.5)
+        monkeypatch.setattr(_alive, "BEAT", 0.1)
+        notes = Notes()
+        notes.write("key", {"state": "in", "rank": 0, "host": "far", "pid": 1, "ticks": 1, "node": "n", "site": "x"})
+        with pytest.raises(MldebugError, match=r"rank 0 \(host far, pid 1\) has not been heard of"):
+            self.gate(notes, 1).enter()
+
+    def test_a_beat_is_life(self, monkeypatch) -> None:
+        monkeypatch.setattr(_alive, "SILENCE", 1.0)
+        monkeypatch.setattr(_alive, "BEAT", 0.1)
+        notes = Notes()
+        main = self.gate(notes, 0)
+        main.enter()
+        notes.notes["key"]["node"] = "another"
+        watched = _alive.Watched(notes, "key/beat")
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            assert watched.is_gone(notes.notes["key"]) == ""
+            time.sleep(0.05)
+        main.leave(None)
+        assert notes.notes["key"]["state"] == "done"
+        beats = notes.notes["key/beat"]
+        time.sleep(0.3)
+        assert notes.notes["key/beat"] == beats  # it stops with the block
+
+    def test_ranks_that_torchrun_replaced(self) -> None:
+        notes = Notes()
+        notes.write("key", {**_alive.card(Who(0, 0, 2, 2, "")), "ticks": 1, "state": "in", "site": "x"})
+        self.gate(notes, 0).enter()
+        assert notes.notes["key"]["ticks"] != 1
+
+
+def test_alone_it_costs_nothing(monkeypatch) -> None:
+    for name in os.environ.keys() - clean().keys():
+        monkeypatch.delenv(name)
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    scope, path = main_process_first(), main_process_by_path_first("/nowhere")
+    begin = time.perf_counter()
+    for _ in range(1000):
+        with scope, path:
+            pass
+    assert time.perf_counter() - begin < 1.0
+
+
+def test_wrong_use() -> None:
+    with pytest.raises(UsageError, match="timeout is 0"):
+        main_process_first(timeout=0)
+
+
+def test_a_store_that_fails_is_told() -> None:
+    class Broken:
+        def check(self, names: list[str]) -> bool:
+            raise RuntimeError("Connection reset by peer\nframe #0")
+
+    with pytest.raises(MldebugError, match=r"has failed: Connection reset by peer\n"):
+        StoreBoard(Broken()).read("x")
+
+
+def test_a_folder_board_keeps_the_first_claim(monkeypatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", f"test-{os.getpid()}")
+    board = FolderBoard()
+    name = f"a/b {time.monotonic_ns()}"
+    assert board.read(name) is None
+    assert board.claim(name, {"n": 1}) == {"n": 1}
+    assert board.claim(name, {"n": 2}) == {"n": 1}
+    board.write(name, {"n": 3})
+    assert board.read(name) == {"n": 3}
+
+
+def test_spans() -> None:
+    assert spans([7, 0, 2, 3, 4]) == "0, 2-4, 7"
+    assert spans([]) == ""
