@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from mldebug.core.errors import UsageError
 from mldebug.tracing._tail_find import NOT_READABLE, Found, Trace, find_traces
 from mldebug.tracing._tail_index import Index
-from mldebug.tracing._tail_part import Parting, iterations, parties, partings, place_of
+from mldebug.tracing._tail_part import Parting, count_before, parties, partings, place_of, show
 from mldebug.tracing._tail_pool import read_all
 from mldebug.tracing._tail_read import Ending, Place, ending
 from mldebug.tracing._tail_report import Behind, RankTail, Stop, TraceTailReport, rank_set
@@ -124,11 +124,12 @@ def _stop(endings: dict[int, Ending]) -> Stop | None:
     ranks = tuple(sorted(rank for rank, stopped in times.items() if stopped - first <= _TOGETHER))
     others = [stopped for stopped in times.values() if stopped - first > _TOGETHER]
     exact = all(end.exact for end in endings.values())
-    if not others:
-        return Stop((), 0.0, max(times.values()) - first, exact, False)
-    last_of_first = max(times[rank] for rank in ranks)
     in_order = all(endings[rank].in_order for rank in ranks)
-    return Stop(ranks, min(others) - last_of_first, max(others) - last_of_first, exact, in_order)
+    leader = min(ranks, key=lambda rank: (times[rank], rank))
+    if not others:
+        return Stop(ranks, leader, 0.0, max(times.values()) - first, exact, in_order, True)
+    last = max(times[rank] for rank in ranks)
+    return Stop(ranks, leader, min(others) - last, max(others) - last, exact, in_order, False)
 
 
 _TOGETHER = 1.0  # seconds
@@ -137,12 +138,12 @@ _TOGETHER = 1.0  # seconds
 def _behind(stop: Stop | None, compared: dict[int, Index], endings: dict[int, Ending], cut: bool) -> tuple[Behind, ...]:
     """For those that stopped first the line and its iteration."""
     found = []
-    for rank in (stop.ranks if stop is not None else ())[:3]:
+    for rank in (stop.ranks if stop is not None and not stop.together else ())[:3]:
         if rank in compared and endings[rank].lines:
             line = endings[rank].lines[-1].encode()
             mark = (line, compared[rank].length)
-            count, call = iterations(compared[rank], [mark])[mark]
-            found.append(Behind(rank, place_of(line), call, None if cut else count))
+            count = None if cut else count_before(compared[rank], [mark])[mark]
+            found.append(Behind(rank, place_of(line), show(compared[rank].around(mark[1] - 1).following), count))
     return tuple(found)
 
 

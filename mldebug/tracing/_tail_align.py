@@ -20,6 +20,7 @@ class Split:
     left: bytes
     right: bytes
     position: int  # in the left text
+    right_position: int
     meets: bool  # in the end; False: never again
     apart: int  # lines of the longer way until they meet again
     times: int = 1
@@ -134,7 +135,7 @@ def _common(a: bytes, i: int, b: bytes, j: int) -> int:
 
 def _part(a: _Cursor, b: _Cursor) -> tuple[Split, tuple[int, int] | None]:
     """What the two do where they part, and how many bytes each goes until they meet; None if they never do."""
-    split = Split(a.before(), a.line(), b.line(), a.position, False, 0)
+    split = Split(a.before(), a.line(), b.line(), a.position, b.position, False, 0)
     for window in _WINDOWS:
         a.fill(window)
         b.fill(window)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from mldebug.tracing._ring_read import RingReader
 from mldebug.tracing._tail_find import NOT_READABLE, Trace
-from mldebug.tracing._tail_read import Place, call_at, raw_blocks, strip, stripped_blocks, without_meta
+from mldebug.tracing._tail_read import Place, lines_in_calls, raw_blocks, strip, stripped_blocks, without_meta
 
 CHUNK = 1 << 20  # bytes of text that one digest is of, but for the first few, which are smaller
 DIGEST = 8  # bytes
@@ -56,18 +56,35 @@ class Index:
             if data:
                 yield data
 
-    def call_before(self, position: int) -> bytes:
-        """The call that the text before a position is in; empty if it is far ahead of it."""
-        last = bisect_right(self._positions, position - 1) - 1
-        for at in range(last, max(-1, last - _LOOKED_BACK), -1):
-            place = Place(self._positions[at], self._places[2 * at], self._places[2 * at + 1])
-            call = call_at(self.trace, place, position)
-            if call is not None:
-                return call
-        return b""
+    def around(self, position: int) -> Surroundings:
+        """The calls at a position of the text."""
+        last = bisect_right(self._positions, position) - 1
+        for back in _LOOK_BACK if self._positions else ():
+            at = max(0, last - back)
+            start = Place(self._positions[at], self._places[2 * at], self._places[2 * at + 1])
+            before: dict[bytes, tuple[int, bytes]] = {}
+            inside = following = b""
+            for where, call, line in lines_in_calls(self.trace, start):
+                following = call or b""
+                if where >= position:
+                    break
+                inside = following
+                before[inside] = where, line
+            if following or at == 0:
+                return Surroundings(inside, following, before)
+        return Surroundings(b"", b"", {})
 
 
-_LOOKED_BACK = 32  # blocks
+@dataclass
+class Surroundings:
+    """A position of a text: the calls that the lines before and behind it are in, and the last line of each call."""
+
+    inside: bytes
+    following: bytes
+    before: dict[bytes, tuple[int, bytes]]  # with where it begins
+
+
+_LOOK_BACK = (1, 8, 64)  # blocks
 
 
 def index(trace: Trace, start: Place, pattern: re.Pattern[bytes] | None, progress: Callable[[int], None]) -> Index:

@@ -27,13 +27,13 @@ class Parting:
     """A line after which ranks went different ways; `iteration` says how often that line had run before."""
 
     place: str  # `train.py:14`
-    line: str  # the last line that all have in common
+    line: str  # the last line that all have in common, or the one that called the function that line is in
     call: str  # the function that it is in, `train:5 main`
     iteration: int | None  # from 0; None: not counted, or the beginning of the files is gone
     ways: tuple[Way, ...]  # the smaller parties first
     times: int  # how often the same happened, with this one
     meets: bool  # they went on with the same lines later
-    expected: bool  # the line asks for the rank
+    expected: bool  # the line asks for the rank, and not only this once
 
 
 @dataclass
@@ -81,14 +81,40 @@ def partings(
     groups: dict[tuple[bytes, int], list[tuple[Party, Split]]] = {}
     for party, split in splits:
         groups.setdefault((split.last, split.position), []).append((party, split))
-    wanted = sorted(groups.values(), key=lambda group: (_asks(group), group[0][1].position))[:_COUNTED]
+    wanted = sorted(groups, key=lambda key: (_asks(key[0]), key[1]))[:_COUNTED]
     progress("counting iterations")
-    counts = iterations(main, [(split.last, split.position) for [(_, split), *_] in wanted])
-    return tuple(_parting(group, indexes, found, left_at, counts, cut) for group in groups.values())
+    branches = {key: _branch(main, indexes, groups[key]) for key in wanted}
+    marks = {(branch.line, position): 0 for (_, position), branch in branches.items()}
+    counts = count_before(main, list(marks))
+    for (_, position), branch in branches.items():
+        branch.count = None if cut else counts[branch.line, position]
+    return tuple(
+        _parting(group, indexes, found, left_at, branches.get(key) or _Branch(key[0])) for key, group in groups.items()
+    )
 
 
-def iterations(index: Index, marks: list[tuple[bytes, int]]) -> dict[tuple[bytes, int], tuple[int, str]]:
-    """For each line and the position behind it: how often it ran before, and the call that it is in."""
+@dataclass
+class _Branch:
+    """The line at which the ways part, the call it is in, how often it ran before."""
+
+    line: bytes
+    call: bytes = b""
+    count: int | None = None
+
+
+def _branch(main: Index, indexes: dict[int, Index], group: list[tuple[Party, Split]]) -> _Branch:
+    """The line that decided. If the last line was of a function that returned since, it is the line that called it."""
+    party, split = group[0]
+    left = main.around(split.position)
+    right = indexes[party.first].around(split.right_position)
+    if left.inside in (left.following, right.following):
+        return _Branch(split.last, left.inside)
+    call = max(left.following, right.following, key=lambda call: left.before.get(call, (-1, b""))[0])
+    return _Branch(left.before.get(call, (0, split.last))[1], call)
+
+
+def count_before(index: Index, marks: list[tuple[bytes, int]]) -> dict[tuple[bytes, int], int]:
+    """For each line and a position behind it: how often it ran before the last time."""
     counts = dict.fromkeys(marks, 0)
     end = max((position for _, position in marks), default=0)
     at = 0
@@ -101,7 +127,7 @@ def iterations(index: Index, marks: list[tuple[bytes, int]]) -> dict[tuple[bytes
             if position > at:
                 counts[mark] += data[: position - at].count(b"\n" + line)  # without the newline that ends the last
         at += len(block)
-    return {mark: (max(0, counts[mark] - 1), show(index.call_before(mark[1]))) for mark in marks}
+    return {mark: max(0, count - 1) for mark, count in counts.items()}
 
 
 def place_of(line: bytes) -> str:
@@ -159,8 +185,8 @@ def _common_chunks(a: Index, b: Index) -> int:
     return low
 
 
-def _asks(group: list[tuple[Party, Split]]) -> bool:
-    return bool(_RANK.search(group[0][1].last))
+def _asks(line: bytes) -> bool:
+    return bool(_RANK.search(line))
 
 
 def _parting(
@@ -168,8 +194,7 @@ def _parting(
     indexes: dict[int, Index],
     found: list[Party],
     left_at: dict[int, int],
-    counts: dict[tuple[bytes, int], tuple[int, str]],
-    cut: bool,
+    branch: _Branch,
 ) -> Parting:
     first = group[0][1]
     ways: dict[bytes, list[int]] = {first.left: []}
@@ -179,18 +204,19 @@ def _parting(
     for party in found:  # who did not part here, came by and was not on another way already
         if party.first not in here and left_at.get(party.first, first.position + 1) > first.position:
             ways[first.left] += [rank for rank in party.ranks if indexes[rank].length > first.position]
-    count, call = counts.get((first.last, first.position), (None, ""))
+    times = max(split.times for _, split in group)
+    asks = _asks(branch.line) or _asks(first.last)
     return Parting(
-        place_of(first.last),
-        source_of(first.last),
-        call,
-        None if cut else count,
+        place_of(branch.line),
+        source_of(branch.line),
+        show(branch.call),
+        branch.count,
         tuple(
             Way(tuple(sorted(ranks)), show(line))
             for line, ranks in sorted(ways.items(), key=lambda item: (len(item[1]), item[1]))
             if ranks
         ),
-        max(split.times for _, split in group),
+        times,
         all(split.meets for _, split in group),
-        _asks(group),
+        asks and not (times == 1 and branch.count),  # all went one way there before, and then once not
     )

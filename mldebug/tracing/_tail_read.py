@@ -150,36 +150,33 @@ def _ring_blocks(trace: Trace, first: int) -> Iterator[tuple[int, bytes]]:
     reader.close()
 
 
-def call_at(trace: Trace, place: Place, position: int) -> bytes | None:
-    """The last call before a position of the text, if it is in the block that begins at this place."""
-    if trace.kind == "ring":
-        return _ring_call(trace, place, position)
-    block = next((block for _, _, block in raw_blocks(trace, place.piece, place.offset)), b"")
+def lines_in_calls(trace: Trace, place: Place) -> Iterator[tuple[int, bytes | None, bytes]]:
+    """The lines of the text from a place on: where each begins, the call that it is in if that is known, the line."""
     at, call = place.stripped, None
-    for line in strip(block, trace, calls=True).split(b"\n"):
-        if line.startswith(b" " * 8):
-            call = line.strip()
-        elif at >= position:
-            break
-        else:
+    for own, line in _ring_lines(trace, place) if trace.kind == "ring" else _text_lines(trace, place):
+        call = own or call
+        if trace.calls or not line.startswith(b" " * 8):
+            yield at, call, line
             at += len(line) + 1
-    return call
 
 
-def _ring_call(trace: Trace, place: Place, position: int) -> bytes | None:
+def _text_lines(trace: Trace, place: Place) -> Iterator[tuple[bytes | None, bytes]]:
+    for _, _, block in raw_blocks(trace, place.piece, place.offset):
+        for line in strip(block, trace, calls=True).split(b"\n")[:-1]:
+            yield (line.strip() if line.startswith(b" " * 8) else None), line
+
+
+def _ring_lines(trace: Trace, place: Place) -> Iterator[tuple[bytes | None, bytes]]:
     try:
         reader = RingReader(trace.path)
     except NOT_READABLE:
-        return None
-    records = reader.records()[place.offset : place.offset + _RECORDS]
-    at, call = place.stripped, None
-    for number in range(len(records)):
-        at += len(_same_for_all(b"\n" + reader.main_text(records[number : number + 1]), trace)) - 1
-        call = reader.call_of(records[number]) or call
-        if at >= position:
-            break
+        return
+    records = reader.records()
+    for number in range(place.offset, len(records)):
+        text = reader.main_text(records[number : number + 1])
+        if text:
+            yield reader.call_of(records[number]), _same_for_all(b"\n" + text, trace, calls=True)[1:-1]
     reader.close()
-    return call
 
 
 @dataclass(frozen=True)

@@ -32,18 +32,21 @@ class RankTail:
 
 @dataclass(frozen=True)
 class Stop:
-    """Which ranks stopped first; none if all stopped within a second."""
+    """Which ranks stopped first. All of them, if they stopped within a second: then `first` is a hint."""
 
     ranks: tuple[int, ...]
+    first: int
     before_next: float  # seconds
     before_last: float
     exact: bool  # False: the times are those in the lines, whole seconds
     in_order: bool  # their traces were closed in order: the program ended, or left the scope
+    together: bool  # all ranks
 
     def text(self) -> str:
         about = "" if self.exact else "about "
-        if not self.ranks:
-            return f"all ranks stopped within {about}{self.before_last:.1f} s of each other"
+        if self.together:
+            first = f", rank {self.first} first" if self.exact and self.before_last >= 0.1 else ""
+            return f"all ranks stopped within {about}{self.before_last:.1f} s of each other{first}"
         how = ", in order" if self.in_order else ""
         words = f"rank {rank_set(self.ranks)} stopped first{how}, {about}{self.before_next:.1f} s before the next"
         return words + (f" and {self.before_last:.1f} s before the last" if self.before_last > self.before_next else "")
@@ -91,12 +94,14 @@ class TraceTailReport(Report):
     @property
     def ok(self) -> bool:
         stop = self.stopped_first
-        early = stop is not None and bool(stop.ranks) and not stop.in_order and stop.before_next > 5
+        early = stop is not None and not stop.together and not stop.in_order and stop.before_next > 5
         return not self.missing and not early and not any(self._counts(parting) for parting in self.partings)
 
     def to_dict(self) -> dict[str, Any]:
         found = super().to_dict()
         found["missing"] = rank_set(self.missing)
+        if self.stopped_first is not None:
+            found["stopped_first"]["ranks"] = rank_set(self.stopped_first.ranks)
         for parting, entry in zip(self.partings, found["partings"], strict=True):
             for way, shown in zip(parting.ways, entry["ways"], strict=True):
                 shown["ranks"] = rank_set(way.ranks)
@@ -209,7 +214,7 @@ def _iteration(iteration: int | None) -> str:
 
 
 def _inside(call: str) -> str:
-    return f" ({_cut(call, 40)})" if call else ""
+    return f" ({_cut(call.rpartition('/')[2], 40)})" if call else ""
 
 
 def _times(parting: Parting) -> str:
