@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.ranks._logs_ends import MARKS, Ends
 from mldebug.ranks._logs_fold import Entry, Window
-from mldebug.ranks._logs_normal import STAMP, names_of, normal_peer
+from mldebug.ranks._logs_normal import STAMP, TIME, names_of, normal_peer
 from mldebug.ranks._logs_prefix import Prefixes, Who, from_user, inside, ranks_of_names, recognise
 from mldebug.ranks._logs_read import LogFile, cleaned, find_logs, in_turns, looks_binary
 from mldebug.ranks._logs_report import FoldedLine, LogsReport, make_report
@@ -124,10 +124,9 @@ class _Reading:
 
     def read(self, paths: list[str]) -> None:
         states: dict[int, _File] = {}
-        ranks = ranks_of_names(paths) if len(paths) > 1 or "attempt_" in paths[0] or "rank" in paths[0] else [None]
-        for path, rank in zip(paths, ranks, strict=True):
+        for path, rank in zip(paths, ranks_of_names(paths), strict=True):
             file = LogFile(path)
-            head = file.head()
+            head = file.head(max(4096, min(64 << 10, (2 << 20) // len(paths))))
             if looks_binary(head):
                 if len(paths) == 1:
                     raise MldebugError(f"{path} is no log: it looks binary", "name the file that the job printed into")
@@ -161,50 +160,45 @@ class _Reading:
             self.split_files = self.split.finish()
 
     def _piece(self, state: _File, data: bytes) -> None:
-        lines = data.split(b"\n")
         number = state.file.number
-        state.file.number += len(lines)
-        self.lines += len(lines)
+        count = data.count(b"\n") + 1
+        state.file.number += count
+        self.lines += count
         self.size += len(data) + 1
         stem = state.prefixes.stem
         mixed = len(stem) > 2 and data.count(stem) != data.count(b"\n" + stem) + data.startswith(stem)
         if mixed or self._open or any(mark in data for mark in MARKS):
-            for line in lines:
+            for line in data.split(b"\n"):
                 number += 1
                 self._careful(state, line, number)
         else:
-            self._plain(state, lines, number)
+            self._plain(state, data, number)
 
-    def _plain(self, state: _File, lines: list[bytes], number: int) -> None:
-        """Lines that end nothing: the common case, and the fast one."""
-        match, starts, known = state.prefixes.match, state.prefixes.starts, state.known
-        add, split = self.window.add, self.split
-        other = None
-        source: Source | None = None
-        for line in lines:
+    def _plain(self, state: _File, data: bytes, number: int) -> None:
+        """Lines that end nothing: the common case, and the fast one. Most are equal to one that is known already."""
+        known, add, split = state.known, self.window.add, self.split
+        timed, untimed = self.window.timed, self.window.known
+        source = other = self._other(state)
+        for prefix, stamp, rest in state.prefixes.lines(data):
             number += 1
-            found = match(line) if line[:1] in starts else None
-            if found:
-                prefix = found[1]
-                source = known.get(prefix)
-                if source is None:
-                    source = self._learn(state, prefix)
-                text = line[found.end() :]
+            if prefix:
+                source = known.get(prefix) or self._learn(state, prefix)
+            elif b"ank " in rest or b"] NCCL " in rest:
+                source = self._without_prefix(state, stamp + rest)
             else:
-                text = line
-                if b"ank " in line or b"] NCCL " in line:
-                    source = self._without_prefix(state, line)
-                else:
-                    if other is None:
-                        other = self._other(state)
-                    source = other
-            source.lines += 1
-            if text:
-                source.last = text
+                source = other
+            if rest:
+                source.last = rest
                 if source.wanted:
-                    add(text, source, number)
+                    entry = timed.get(rest) if stamp else untimed.get(rest)
+                    if entry is not None and not entry.mask & source.bit:
+                        entry.mask |= source.bit
+                        if stamp:
+                            entry.differs |= TIME
+                    else:
+                        add(stamp + rest, source, number)
             if split is not None:
-                split.add(source, text)
+                split.add(source, stamp + rest)
         state.last = source
 
     def _careful(self, state: _File, line: bytes, number: int) -> None:
@@ -238,7 +232,6 @@ class _Reading:
 
     def _one(self, state: _File, source: Source, prefix: bytes, text: bytes, number: int) -> None:
         state.last = source
-        source.lines += 1
         if self.split is not None:
             self.split.add(source, text)
         if text.count(b":") > 1 and (stamp := STAMP.search(text)):

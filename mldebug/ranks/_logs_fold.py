@@ -6,12 +6,13 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from mldebug.ranks._logs_normal import ADDRESS, STAMP, TIME, normal
+from mldebug.ranks._logs_normal import ADDRESS, normal
 from mldebug.ranks._logs_source import Source
 
 _ENTRIES = 100_000  # different lines that may wait for their equals
 _BYTES = 48 << 20
 _LONG = 4096  # bytes of a longer line that are kept; the rest counts by its hash
+_TIME = b"<time>"
 _REPEATS = 16  # the same line again from the same rank: so many of them are told apart by order
 
 
@@ -37,38 +38,20 @@ class Window:
     def __init__(self, out: Callable[[Entry], None]) -> None:
         self._out = out
         self._queue: deque[Entry] = deque()
-        self._known: dict[bytes, Entry] = {}
+        self.known: dict[bytes, Entry] = {}  # by what is left of a line without what follows from the rank
+        self.timed: dict[bytes, Entry] = {}  # those that begin with a time, by the rest
         self._bytes = 0
         self.folded = 0
 
     def add(self, text: bytes, source: Source, line: int) -> None:
         bit = source.bit
-        entry = self._known.get(text)
         size = len(text)
-        if entry is not None:
-            if not entry.mask & bit:
-                entry.mask |= bit
-                if entry.text != text:
-                    entry.differs |= normal(text, source.rank, source.local)[1]
-                return
-            key, differs = entry.key, 0
-        else:
-            stamp = STAMP.match(text)
-            if stamp is not None:  # the common line: a time, and then what all say
-                entry = self._known.get(b"<time>" + text[stamp.end() :])
-                if entry is not None and not entry.mask & bit:
-                    entry.mask |= bit
-                    entry.differs |= TIME
-                    return
-            if size > _LONG:
-                text = b"%s ... (%d bytes, %s)" % (
-                    text[:_LONG],
-                    size,
-                    hashlib.blake2b(text, digest_size=6).hexdigest().encode(),
-                )
-                size = _LONG
-            key, differs = normal(text, source.rank, source.local)
-            entry = self._known.get(key)
+        if size > _LONG:
+            digest = hashlib.blake2b(text, digest_size=6).hexdigest().encode()
+            text = b"%s ... (%d bytes, %s)" % (text[:_LONG], size, digest)
+            size = _LONG
+        key, differs = normal(text, source.rank, source.local)
+        entry = self.known.get(key)
         if entry is not None:
             tries = 0
             while entry.mask & bit:
@@ -85,9 +68,9 @@ class Window:
                 entry.differs |= differs
             return
         entry = self._new(text, key, bit, line, size)
-        self._known[key] = entry
-        if text != key:
-            self._known.setdefault(text, entry)
+        self.known[key] = entry
+        if key.startswith(_TIME):
+            self.timed[key[len(_TIME) :]] = entry
 
     def reserve(self, source: Source, line: int) -> Entry:
         """A place for a line that is known later; `settle` fills it."""
@@ -95,10 +78,10 @@ class Window:
 
     def settle(self, entry: Entry, text: bytes, key: bytes) -> None:
         """Fill a reserved place, or give it up where an equal line has one already."""
-        known = self._known.get(key)
+        known = self.known.get(key)
         if known is None:
             entry.text, entry.key = text, key
-            self._known[key] = entry
+            self.known[key] = entry
             return
         known.differs |= ADDRESS if known.text != text else 0
         known.times += bool(known.mask & entry.mask)
@@ -114,12 +97,16 @@ class Window:
 
     def _let_go(self, entry: Entry) -> None:
         self._bytes -= entry.size
-        for key in (entry.key, entry.text):
-            if self._known.get(key) is entry:
-                if entry.next is not None:
-                    self._known[key] = entry.next
-                else:
-                    del self._known[key]
+        if self.known.get(entry.key) is entry:
+            timed = entry.key.startswith(_TIME)
+            if entry.next is not None:
+                self.known[entry.key] = entry.next
+                if timed:
+                    self.timed[entry.key[len(_TIME) :]] = entry.next
+            else:
+                del self.known[entry.key]
+                if timed:
+                    self.timed.pop(entry.key[len(_TIME) :], None)
         if entry.text:
             self.folded += 1
             self._out(entry)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mldebug.core.errors import UsageError
+from mldebug.ranks._logs_normal import STAMP
 
 _DATE = rb"(?:\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)? )?"
 # A host has a letter in it and is no source file: `[trainer.py:96]` is the mark of a logger.
 _HOST = r"(?![\w.-]*\.(?:py|cpp|cc|cu|cuh|h|hpp|c|rs|go)\b)[\w.-]*[A-Za-z][\w.-]*"
-_FIELDS = {"rank": r"\d{1,6}", "local": r"\d{1,6}", "host": _HOST, "pod": r"[\w.-]+", "worker": r"[^()]+"}
+_FIELDS = {
+    "rank": r"\d{1,6}",
+    "local": r"\d{1,6}",
+    "host": _HOST,
+    "pod": r"[\w.-]+",
+    "node": r"node\d+",
+    "worker": r"[^()\n]+",
+}
 _WORDS = re.compile(rb"(?i)^(?:\w*(?:error|warning|exception|interrupt)|info|debug|warn|note|hint|fatal|critical|https?"
                     rb"|(?:std)?(?:out|err)|file|usage|loss|epoch|step)$")  # fmt: skip
 
@@ -36,6 +45,7 @@ FORMATS = (
     Format("[1,3]<stdout>:", r"\[(?:[^\]\s,]*@)?\d+,<rank>\]<std(?:out|err|diag)>: ?"),
     Format("[default3]:", r"\[(?![Rr]ank\d)[A-Za-z_][A-Za-z_-]*<local>\]: ?"),
     Format("[host:3]", r"\[<host>:<rank>\] ?"),
+    Format("[node0]", r"\[<node>\] ?"),  # of `mldebug emulate`
     Format("[pod/x-3/container]", r"\[pod/<pod>/[\w.-]+\] ?"),
     Format("(Worker pid=4711)", r"\(<worker> pid=\d+(?:, ip=[\d.]+)?\) ?"),
     Format("[3]:", r"\[<rank>\]:? ?", weak=True),
@@ -43,8 +53,6 @@ FORMATS = (
     Format("host 3:", r"<host> <rank>:(?: |$)", weak=True),
     Format("host:", r"<host>:(?: |$)", weak=True),
 )
-
-_BUILT_IN = frozenset(one.name for one in FORMATS)
 
 # Lines that name their rank inside: the text stays as it is.
 _INSIDE = re.compile(rb"(?:\[[^\]]*\] ?){0,4}\[(?:PG [^\]]*?)?[Rr]ank (?P<rank>\d+)\]"
@@ -61,7 +69,8 @@ class Who:
 
 
 class Prefixes:
-    """The prefixes of one log: `match(line)` is a match whose group 1 is the prefix, `who(prefix)` what it says."""
+    """The prefixes of one log: `match(line)` is a match whose group 1 is the prefix, `who(prefix)` what it says;
+    `lines(data)` are prefix, time and rest of all lines."""
 
     def __init__(self, formats: Iterable[Format], outer_is_node: bool = False, dated: bool = True) -> None:
         self.formats = tuple(formats)
@@ -70,9 +79,9 @@ class Prefixes:
         weak, strong = (_either(one for one in self.formats if one.weak is kind) for kind in (True, False))
         both = rb"(?:%b)(?:%b){0,2}|(?:%b){1,3}" % (weak, strong, strong)  # the weak one stands outermost
         self.match = re.compile((_DATE if dated else b"") + b"(" + both + b")").match
-        plain = not dated and not any(one.weak or one.name not in _BUILT_IN for one in self.formats)
         self.stem = b""  # how a prefix of this log begins
-        self.starts = b"[(" if plain else bytes(range(256))  # what a prefix can begin with
+        start = b"(?:" + _DATE + b"(?=" + both + b"))?" if dated else b""
+        self.lines = re.compile(b"(?m)^" + start + b"((?:" + both + b")?)((?:" + STAMP.pattern + b")?)(.*)$").findall
         self.within = re.compile(rb"(?<=\S)(?:" + strong + b")(?=.)").search
 
     def who(self, prefix: bytes) -> Who:
@@ -98,7 +107,7 @@ class Prefixes:
                 local = int(fields["local"])
             elif "rank" in fields:
                 outer.append(fields["rank"].decode())
-            outer += [fields[name].decode() for name in ("host", "pod", "worker") if name in fields]
+            outer += [fields[name].decode() for name in ("host", "node", "pod", "worker") if name in fields]
         return Who(rank, local, tuple(outer))
 
 
@@ -163,7 +172,16 @@ class _Own(Prefixes):
         self.formats = (Format(text, ""),)
         self._groups = pattern.groupindex
         self._pattern = re.compile(text.encode(), pattern.flags & ~re.UNICODE)
-        self.match = re.compile(b"(" + text.encode() + b")", pattern.flags & ~re.UNICODE).match
+        flags = pattern.flags & ~re.UNICODE
+        self.match = re.compile(b"(" + text.encode() + b")", flags).match
+        self.lines = self._lines
+
+    def _lines(self, data: bytes) -> list[tuple[bytes, bytes, bytes]]:
+        found = []
+        for line in data.split(b"\n"):
+            hit = self.match(line)
+            found.append((hit[1], b"", line[hit.end() :]) if hit else (b"", b"", line))
+        return found
 
     def who(self, prefix: bytes) -> Who:
         found = self._pattern.match(prefix)
@@ -209,10 +227,15 @@ def _mostly(lines: list[bytes], one: Format) -> bool:
     return True
 
 
-def ranks_of_names(names: list[str]) -> list[int | None]:
-    """The rank that each file name tells: `attempt_0/3/stderr.log`, `rank3.log`, or the number in which they differ."""
-    ranks = [_told_by(name) for name in names]
-    if any(rank is not None for rank in ranks):
+def ranks_of_names(paths: list[str]) -> list[int | None]:
+    """The rank that each file name tells: `attempt_0/3/stderr.log`, `rank3.log`, or the number in which they differ.
+
+    What the paths have in common says nothing: a folder may be called `rank0` for any reason.
+    """
+    common = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
+    names = [os.path.relpath(os.path.abspath(path), common) for path in paths]
+    ranks = [_told_by(path, name) for path, name in zip(paths, names, strict=True)]
+    if any(rank is not None for rank in ranks) or len(paths) == 1:
         return ranks
     shapes: dict[tuple[str, ...], list[int]] = {}
     for index, name in enumerate(names):
@@ -226,6 +249,7 @@ def ranks_of_names(names: list[str]) -> list[int | None]:
     return ranks
 
 
-def _told_by(name: str) -> int | None:
-    found = re.search(r"attempt_\d+[/\\](\d+)[/\\]", name) or re.search(r"(?i)rank[-_.]?(\d+)(?!.*rank[-_.]?\d)", name)
+def _told_by(path: str, name: str) -> int | None:
+    found = re.search(r"attempt_\d+[/\\](\d+)[/\\][^/\\]+$", path)
+    found = found or re.search(r"(?i)rank[-_.]?(\d+)(?!.*rank[-_.]?\d)", name)
     return int(found[1]) if found else None

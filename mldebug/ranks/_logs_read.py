@@ -37,7 +37,7 @@ class LogFile:
         self._opener: Any = None
         self.ended = False
 
-    def head(self) -> bytes:
+    def head(self, size: int) -> bytes:
         """The beginning, to see what kind of file this is. For stdin it stays to be read."""
         if self.path == "-":
             self._stream = sys.stdin.buffer
@@ -50,11 +50,11 @@ class LogFile:
                 first = stream.read(8)
             self._opener = next((opener for magic, opener in _MAGIC if first.startswith(magic)), None)
             with (self._opener or open)(self.path, "rb") as stream:
-                head: bytes = stream.read(_PIECE)
-                if self._opener is None and (size := os.fstat(stream.fileno()).st_size) > 4 * _PIECE:
+                head: bytes = stream.read(size)
+                if self._opener is None and (whole := os.fstat(stream.fileno()).st_size) > 4 * size:
                     for share in (0.3, 0.6, 0.9):  # a job's own lines may begin late
-                        stream.seek(int(size * share))
-                        head += stream.read(_PIECE // 8).partition(b"\n")[2]
+                        stream.seek(int(whole * share))
+                        head += stream.read(size // 4).partition(b"\n")[2]
             return head
         except EOFError:
             return b""

@@ -258,9 +258,7 @@ class _Names:
 
     def __init__(self, sources: list[Source]) -> None:
         self._sources = sources
-        self.every = tuple(
-            sorted({one.rank for one in sources if one.rank is not None and (one.lines or one.last) and one.wanted})
-        )
+        self.every = tuple(sorted({one.rank for one in sources if one.rank is not None and one.last and one.wanted}))
 
     def _of(self, mask: int) -> list[Source]:
         return [one for one in self._sources if mask & one.bit]

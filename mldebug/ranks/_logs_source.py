@@ -16,7 +16,7 @@ NOBODY = "no rank"
 class Source:
     """One writer. `rank` may be learnt late: torchrun's `[default3]:` is a local rank until a traceback says more."""
 
-    __slots__ = ("bit", "group", "index", "last", "lines", "local", "open", "rank", "time", "wanted", "words")
+    __slots__ = ("bit", "group", "index", "last", "local", "open", "rank", "time", "wanted", "words")
 
     @property
     def nobody(self) -> bool:
@@ -30,7 +30,6 @@ class Source:
         self.local = local
         self.group = group  # which node its local rank is of
         self.words = words  # how to call it where no number is known
-        self.lines = 0
         self.last = b""
         self.time = b""
         self.open: Gathering | None = None  # a traceback under way

@@ -37,7 +37,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_the_answer_comes_first(run_python: Run, log: Path) -> None:
-    done = mldebug(run_python, log)
+    done = mldebug(run_python, log.name, cwd=log.parent)
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (1, "")
     assert lines[0] == "1 kind of traceback; first by order in the log: [1]: ValueError: x"
