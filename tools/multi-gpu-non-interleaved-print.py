@@ -27,7 +27,7 @@ def main() -> None:
     if "LOCAL_RANK" not in os.environ:
         sys.exit("run it under torchrun: torchrun --nproc_per_node 2 multi-gpu-non-interleaved-print.py")
     local_rank = int(os.environ["LOCAL_RANK"])
-    gpus = torch.cuda.is_available() and torch.cuda.device_count() > local_rank
+    gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     if gpus:
         torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl" if gpus else "gloo")

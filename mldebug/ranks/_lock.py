@@ -43,6 +43,7 @@ class PrintLock:
         self._checked = 0.0  # when it was seen that the file is still the one that all agree on
         # Of each slot its last holder, as pid << 32 | turn: tells a busy lock from a stuck one.
         self._holders = memoryview(bytearray(8 * SLOTS)).cast("Q")
+        self._map: mmap.mmap | None = None
         self._held: dict[int, int] = {}  # slot -> how many times, by the thread that owns _threads
         self._turns = 0
         self._me = os.getpid() << 32
@@ -91,7 +92,9 @@ class PrintLock:
         self._leaving = True
         if self._fd >= 0 and not self._held:
             fd, self._fd = self._fd, -1
-            if self._is_ours(fd):
+            ours = self._is_ours(fd)
+            self._unmap(ours)
+            if ours:
                 if _alone(fd):
                     remove_lock_file(fd)
                 os.close(fd)
@@ -106,8 +109,11 @@ class PrintLock:
 
     def after_fork_in_child(self) -> None:
         """The threads that held anything are not here, and the open file is shared with the parent, lock and all."""
-        if self._fd >= 0 and self._is_ours(self._fd):
-            os.close(self._fd)
+        if self._fd >= 0:
+            ours = self._is_ours(self._fd)
+            self._unmap(ours)
+            if ours:
+                os.close(self._fd)
         leaving, without = self._leaving, self._without
         self.__init__()  # type: ignore[misc]
         self._leaving, self._without = leaving, without
@@ -180,11 +186,25 @@ class PrintLock:
             if _SET is not None:
                 with contextlib.suppress(OSError):
                     fcntl.fcntl(fd, _SET, _SHARED)
+            self._unmap(ours=False)
             with contextlib.suppress(OSError, ValueError):
-                self._holders = memoryview(mmap.mmap(fd, 8 * SLOTS)).cast("Q")
+                self._map = mmap.mmap(fd, 8 * SLOTS)
+                self._holders = memoryview(self._map).cast("Q")
             self._fd, self._file = fd, os.fstat(fd)
         self._checked = time.monotonic()
         return self._fd
+
+    def _unmap(self, ours: bool) -> None:
+        """The map has a descriptor of its own, which keeps the file open, and with it the locks. Where a program has
+        closed all descriptors that number may be another file's by now: then the map is kept, unused."""
+        if self._map is not None:
+            self._holders = memoryview(bytearray(8 * SLOTS)).cast("Q")
+            if ours:
+                with contextlib.suppress(BufferError):  # a thread looks at it just now
+                    self._map.close()
+            else:
+                _kept.append(self._map)
+            self._map = None
 
     def _is_ours(self, fd: int) -> bool:
         """Whether `fd` is the file that all agree on. A cleaner may have removed it; a program may have closed the
@@ -202,6 +222,7 @@ class PrintLock:
 
 
 _SHORTEST, _LONGEST = 0.0001, 0.04  # seconds between two tries
+_kept: list[mmap.mmap] = []
 _PRESENT = SLOTS  # the byte that every process with the file open holds together with the others
 _SET = getattr(fcntl, "F_OFD_SETLK", None)  # locks of a byte, owned by the open file: Linux
 _whole_file = _SET is None  # else one lock of the whole file, which is right too and coarser

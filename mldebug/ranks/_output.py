@@ -77,11 +77,11 @@ class LockedOutput(Scope):
         builtins.print = self._print
 
     def stop(self, exc: BaseException | None) -> None:
-        print_, self._print = self._print, None
-        print_.over = True
+        ours, before = self._print, self._print.before
+        ours.over = True
         # What somebody else has put over ours meanwhile stays; ours is only a way through then.
-        if builtins.print is print_:
-            builtins.print = _still_on(print_.before)
+        if builtins.print is ours:
+            builtins.print = _still_on(before)
         for name, stream in self._streams.items():
             stream.end()
             if getattr(sys, name) is stream:

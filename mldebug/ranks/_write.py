@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import operator
 import os
 import select
 import stat
@@ -75,9 +76,6 @@ class _Line:
         self.fd = fd
         self.data = data
         self.sent: list[int] = []
-
-    def rest(self) -> memoryview:
-        return memoryview(self.data)[sum(self.sent) :]
 
 
 _current: _Line | None = None  # of the thread that holds the lock
@@ -168,11 +166,15 @@ def _send(output: _Output, data: bytes, alone: bool) -> None:
 def _drain(line: _Line, patience: float | None = None) -> None:
     """Write the rest, only as much at a time as fits, so that a signal handler never finds a write that waits with a
     part of the line gone: the kernel would begin that write anew afterwards."""
-    while line.rest():
+    sent = line.sent
+    view: Any = memoryview(line.data)
+    while sum(sent) < len(view):
         if not _wait(line.fd, patience):
             return
+        # What the rest is, is found in the same call of C: a handler just before may have written some of it.
+        pieces = map(slice, map(sum, (sent,)), map(sum, (sent,), (_PIECE,)))
         with contextlib.suppress(BlockingIOError):
-            line.sent.extend(map(os.write, (line.fd,), (line.rest()[:_PIECE],)))
+            sent.extend(map(os.write, (line.fd,), map(operator.getitem, (view,), pieces)))
 
 
 def _wait(fd: int, seconds: float | None = None) -> bool:
@@ -185,7 +187,7 @@ def _forget() -> None:
     """In a forked child: the line is the parent's to finish."""
     global _current
     if _current is not None:
-        _current.sent.append(len(_current.rest()))
+        _current.sent.append(len(_current.data) - sum(_current.sent))
         _current = None
 
 
