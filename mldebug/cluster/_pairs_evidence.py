@@ -19,6 +19,7 @@ SCHEMA = 1
 # What a pair can end as. `hang`: the deadline passed; `wrong`: the bytes that came are not those that were sent;
 # `dead`: a worker went away; `missing`: it should have been measured and was not; `skipped`: nobody wanted it.
 STATUSES = ("ok", "hang", "error", "wrong", "dead", "missing", "skipped")
+MOST_GPUS = 4096  # of one matrix; its memory grows with their square
 FAILED = ("hang", "error", "wrong", "dead")
 
 
@@ -37,14 +38,11 @@ class PairsEvidence(TypedDict):
 def check_evidence(evidence: PairsEvidence) -> None:
     """Raise a UsageError unless the columns are equally long and point at GPUs that are there."""
     try:
-        size = len(evidence["src"])
-        columns = [evidence["dst"], evidence["gbps"], evidence["status"]]
-        many = len(evidence["gpus"])
-        whole = all(len(column) == size for column in columns)
-        inside = not size or (
-            min(min(evidence["src"]), min(evidence["dst"])) >= 0
-            and max(max(evidence["src"]), max(evidence["dst"])) < many
-        )
+        size, many = len(evidence["src"]), len(evidence["gpus"])
+        ends = [*evidence["src"], *evidence["dst"]]
+        whole = size == len(evidence["dst"]) == len(evidence["gbps"]) == len(evidence["status"])
+        inside = not ends or (min(ends) >= 0 and max(ends) < many)
+        few = many <= MOST_GPUS
         known = set(evidence["status"]) <= set(STATUSES)
         names = len(set(evidence["gpus"])) == many
     except (KeyError, TypeError) as exc:
@@ -54,6 +52,7 @@ def check_evidence(evidence: PairsEvidence) -> None:
         (inside, "src or dst points past the last GPU"),
         (known, f"status has other words than {', '.join(STATUSES)}"),
         (names, "a GPU is listed twice"),
+        (few, f"it has {many:,} GPUs, and {MOST_GPUS:,} is the most"),
     ):
         if not fine:
             raise UsageError(f"this is no pair matrix: {what}", _HINT)

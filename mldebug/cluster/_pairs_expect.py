@@ -13,6 +13,7 @@ import numpy as np
 
 from mldebug.cluster._pairs_flat import expected, levels
 from mldebug.cluster._pairs_grid import Grid
+from mldebug.cluster._pairs_stats import median, upper
 
 _ISOLATED = np.log(0.3)  # rails that reach less of each other than this share of themselves have no good route
 _LEAST = 0.01  # noise is never taken for less
@@ -54,10 +55,10 @@ def _within(grid: Grid, base: Any) -> Any:
         own = grid.members(node)
         cube[node][np.ix_(grid.rail[own], grid.rail[own])] = grid.rate[np.ix_(own, own)]
     kinds = _kinds_of_nodes(cube)
-    for kind in range(kinds.max() + 1):
+    for kind in range(int(kinds.max()) + 1):
         alike = np.flatnonzero(kinds == kind)
         model = _template(cube[alike])
-        for node in alike:
+        for node in map(int, alike):
             own = grid.members(node)
             at = grid.rail[own]
             wanted = model[np.ix_(at, at)]
@@ -73,7 +74,7 @@ def _kinds_of_nodes(cube: Any) -> Any:
     if nodes < 4:
         return kinds
     with np.errstate(invalid="ignore"):
-        level = _upper((cube - _upper(np.moveaxis(cube, 0, -1), 0.75)).reshape(nodes, -1), 0.5)
+        level = upper((cube - upper(np.moveaxis(cube, 0, -1), 0.75)).reshape(nodes, -1), 0.5)
     index = np.flatnonzero(np.isfinite(level))
     found = 0
     for part in levels(level[index]):
@@ -93,7 +94,7 @@ def _template(cube: Any) -> Any:
     """The logarithm of what each place of a node reaches on several nodes; NaN where one node alone has it."""
     many = np.isfinite(cube).sum(axis=0)
     side_by_side = np.moveaxis(cube, 0, -1)
-    model = _median(side_by_side)
+    model = median(side_by_side)
     top = np.nanmax(np.where(np.isfinite(cube), cube, -np.inf), axis=0)
     pair = np.diff(np.sort(side_by_side, axis=-1), axis=-1)[many == 2][:, :1]
     if len(pair):  # the higher of two is above their mean by 0.56 standard deviations
@@ -116,10 +117,10 @@ def _between(grid: Grid, kinds: Any, base: Any, inside: Any) -> None:
     share = 0.5 if nodes == 2 or rails > 3 else 0.65  # one bad GPU of two spoils half of its node's pairs
     pairs = by_node.transpose(0, 2, 1, 3)
     for _ in range(4 if rails > 1 else 0):
-        of_nodes = _upper((pairs - of_rails).reshape(nodes, nodes, -1), share)
+        of_nodes = upper((pairs - of_rails).reshape(nodes, nodes, -1), share)
         left = (pairs - of_nodes[:, :, None, None]).transpose(2, 3, 0, 1).reshape(rails, rails, -1)
         of_rails = _of_rails(left, nodes)
-    of_nodes = _upper((pairs - of_rails).reshape(nodes, nodes, -1), share)
+    of_nodes = upper((pairs - of_rails).reshape(nodes, nodes, -1), share)
     wanted = _of_nodes(of_nodes, kinds, 0.5 if inside.sum() > grid.size else 0.45)
     sound = np.isfinite(of_nodes) & (of_nodes >= wanted - 0.06)
     left = (pairs - of_rails - wanted[:, :, None, None])[sound]
@@ -160,7 +161,7 @@ def _of_rails(left: Any, nodes: int) -> Any:
     """How much pairs of rails differ, whatever their nodes; places with few pairs take the mean of their class."""
     rails = len(left)
     count = np.isfinite(left).sum(axis=2)
-    own = _upper(left, {2: 1.0, 3: 0.8, 4: 0.6}.get(nodes, 0.5))
+    own = upper(left, {2: 1.0, 3: 0.8, 4: 0.6}.get(nodes, 0.5))
     same = np.eye(rails, dtype=bool)
     found = np.zeros((rails, rails))
     for members in (same, ~same):
@@ -220,26 +221,6 @@ def _of_nodes(rate: Any, kinds: Any, most_bad: float) -> Any:
             found = expected(np.where(block, rate, np.nan)[at], 0.5 if one == other else 1 / 3)
             wanted[at] = np.where(block[at], found, wanted[at])
     return wanted
-
-
-def _upper(values: Any, share: float) -> Any:
-    """The quantile `share` along the last axis, of what is not NaN; of two the higher."""
-    ordered = np.sort(values, axis=-1)  # NaN last
-    count = np.isfinite(values).sum(axis=-1)
-    place = np.ceil(share * np.maximum(count - 1, 0)).astype(np.int64)
-    found = np.take_along_axis(ordered, place[..., None], axis=-1)[..., 0]
-    return np.where(count > 0, found, np.nan)
-
-
-def _median(values: Any) -> Any:
-    """The median along the last axis, of what is not NaN; NaN where that is nothing."""
-    ordered = np.sort(values, axis=-1)
-    count = np.isfinite(values).sum(axis=-1)
-    low, high = (
-        np.take_along_axis(ordered, np.maximum(place, 0)[..., None], axis=-1)[..., 0]
-        for place in ((count - 1) // 2, np.minimum(count // 2, ordered.shape[-1] - 1))
-    )
-    return np.where(count > 0, (low + high) / 2, np.nan)
 
 
 def _spread(off: Any, total: int) -> float:

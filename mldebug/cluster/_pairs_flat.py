@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from mldebug.cluster._pairs_stats import median
+
 _GAP = 0.11  # of logarithms: nearer values are of one kind of link
 _FALL = 0.08  # a member that is less below the others is not looked at
 _FEW = 0.25  # of the pairs: fewer slow ones, without order, are faults and no structure
@@ -74,11 +76,11 @@ def _stars(mean: Any, most_bad: float) -> Any:
     falls, shares = np.zeros(size), np.zeros(size)
     if size > 64:
         rows = _sorted(mean)
-        usual = np.nanmedian(rows, axis=0)
+        usual = median(rows.T)
     for one in range(size):
         others = np.arange(size) != one
         if size <= 64:  # a bad member lowers one value of each other's row: leave it out
-            usual = np.nanmedian(_sorted(mean[np.ix_(others, others)])[:, : size - 2], axis=0)
+            usual = median(_sorted(mean[np.ix_(others, others)])[:, : size - 2].T)
         own = _sorted(mean[one, others][None])[0][: len(usual)]
         fall = own - usual[: len(own)]
         fall = fall[np.isfinite(fall)]
@@ -143,9 +145,7 @@ def _joined(parts: list[Any], values: Any) -> list[Any]:
     return found
 
 
-def _is_structure(
-    part: Any, below: Any, above: Any, row: Any, column: Any, known: Any, most_bad: float
-) -> bool:
+def _is_structure(part: Any, below: Any, above: Any, row: Any, column: Any, known: Any, most_bad: float) -> bool:
     """Whether slower pairs are another kind of link, and no fault of members or paths.
 
     `part` are the pairs in question, `below` the same with all slower ones, `above` the pairs of the kind above.
@@ -155,7 +155,10 @@ def _is_structure(
     fast = np.bincount(np.r_[row[above], column[above]], minlength=size)
     hubs = slow >= np.maximum(2, 0.85 * (slow + fast))
     dense = known.mean() >= 0.6 * size
-    if 0 < hubs.sum() <= (most_bad if dense else most_bad / 2) * size and np.mean(hubs[row[part]] | hubs[column[part]]) > 0.85:
+    if (
+        0 < hubs.sum() <= (most_bad if dense else most_bad / 2) * size
+        and np.mean(hubs[row[part]] | hubs[column[part]]) > 0.85
+    ):
         return False
     own = np.bincount(np.r_[row[part], column[part]], minlength=size)
     if own[known > 0].min() > 0:
@@ -170,7 +173,7 @@ def _beside_stars(mean: Any, base: Any, stars: Any) -> None:
     if not stars.any():
         return
     sound = ~stars
-    usual = np.nanmedian(_sorted(base[np.ix_(sound, sound)]), axis=0)
+    usual = median(_sorted(base[np.ix_(sound, sound)]).T)
     usual = usual[np.isfinite(usual)]
     if not len(usual):
         usual = np.array([np.nanmax(mean)])

@@ -120,12 +120,16 @@ def _layout(gpus: list[str]) -> tuple[list[str], list[str], Any, Any, list[str],
             spread[label] = spread.get(label, 0) + 1
     shared = len(hosts) < 2 or sum(count > 1 for count in spread.values()) * 2 > len(spread)
     numbered = all(re.fullmatch(r"\D*\d+", label) for label in spread)
-    rails = (sorted(spread, key=natural) if numbered else list(spread)) if shared else [str(i) for i in range(max(map(len, labels.values()), default=0))]
+    rails = (
+        (sorted(spread, key=natural) if numbered else list(spread))
+        if shared
+        else [str(i) for i in range(max(map(len, labels.values()), default=0))]
+    )
     rank: dict[tuple[str, str], int] = {}
     for host in hosts:
         own = sorted(labels[host], key=natural) if numbered else labels[host]
-        for place, label in enumerate(own):
-            rank[host, label] = rails.index(label) if shared else place
+        for at, label in enumerate(own):
+            rank[host, label] = rails.index(label) if shared else at
     number = {host: i for i, host in enumerate(hosts)}
     keys = [(number[host], rank[host, label]) for host, _, label in parted]
     order = sorted(range(len(gpus)), key=lambda i: keys[i])

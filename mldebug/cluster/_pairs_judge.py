@@ -1,4 +1,4 @@
-"""judge(): from a matrix of pairs to the GPU, node or path that is bad."""
+"""judge_pairs(): from a matrix of pairs to the GPU, node or path that is bad."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mldebug.cluster._pairs_words import verdict_of
 _NOTHING = -4.0  # the logarithm that a failed pair counts with
 
 
-def judge(evidence: PairsEvidence) -> PairsVerdict:
+def judge_pairs(evidence: PairsEvidence) -> PairsVerdict:
     """Which GPU, node or path of `evidence` is bad: slow beside its siblings, or failing.
 
     Siblings are pairs of the same class: the same places in other nodes, the same rail between nodes, different rails
     between nodes; nothing is compared with a bandwidth known beforehand. Raises UsageError for what is no pair matrix.
 
-        judge(load_pairs("pairs.csv")).culprits  # ("node7:3",)
+        judge_pairs(load_pairs("pairs.csv")).culprits  # ("node7:3",)
     """
     check_evidence(evidence)
     cells = grid(evidence)

@@ -17,7 +17,7 @@ from mldebug.cluster._pairs_grid import Grid
 
 WORST = 12.0  # a failed pair counts as so many standard deviations, and no slow one counts as more
 _FALL = 0.12  # a lesser fall is no fault, however sure it is
-_MOST = 400  # causes; a cluster with more has one trouble that this search does not know
+_MOST = 200  # causes; a cluster with more has one trouble that this search does not know
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,10 @@ def explain(grid: Grid, off: Any, z: Any) -> list[Cause]:
     z = np.where(np.isfinite(z), np.clip(z, -WORST, 3.0), np.nan)
     space = _Space(grid, z, off)
     found: list[Cause] = []
-    while len(found) < _MOST:
-        cause = space.best()
-        if cause is None:
-            break
-        found.append(cause)
-        space.take(cause)
+    while len(found) < _MOST and (causes := space.best()):
+        for cause in causes:
+            found.append(cause)
+            space.take(cause)
     return found
 
 
@@ -75,17 +73,25 @@ class _Space:
         """What it explains is out of the question from now on."""
         self.z.reshape(-1)[cause.cells] = np.nan
 
-    def best(self) -> Cause | None:
+    def best(self) -> list[Cause]:
+        """What explains most; of paths all that come before anything else, as they have no pair in common."""
         known = np.isfinite(self.z)
         if not known.any():
-            return None
+            return []
         value = np.where(known, self.z, 0).astype(np.float32)
-        candidates = sorted(self._candidates(value, known), reverse=True)[:300]
-        for candidate in candidates:
+        found: list[Cause] = []
+        taken: set[int] = set()
+        for candidate in sorted(self._candidates(value, known), reverse=True)[:300]:
+            if found and candidate[1] != "path":
+                break
             cause = self._check(candidate)
-            if cause is not None:
-                return cause
-        return None
+            if cause is None or not taken.isdisjoint(cause.cells.tolist()):
+                continue
+            found.append(cause)
+            if cause.kind != "path":
+                break
+            taken.update(cause.cells.tolist())
+        return found
 
     def _candidates(self, value: Any, known: Any) -> Iterator[Candidate]:
         count = known.astype(np.float32)
@@ -119,7 +125,7 @@ class _Space:
         count = known.astype(np.int8) + known.T
         both = np.triu(np.where((pair < 0) & (count == 2), pair * pair / 2, 0), 1)
         for gain, way in ((one_way, "tx"), (both, "both")):
-            for flat in _top(gain.reshape(-1), 8):
+            for flat in _top(gain.reshape(-1), 32):
                 at = divmod(int(flat), len(value))
                 yield float(gain[at]), "path", at, "all", way
 
@@ -133,7 +139,13 @@ class _Space:
         np.fill_diagonal(linked, False)
         partners = linked.sum(axis=1)
         for scope, way, amount, many, allowed in (
-            ("all", "both", sent + received + own, sent_pairs + received_pairs + own_pairs, (partners > 0) & (own_pairs > 0)),
+            (
+                "all",
+                "both",
+                sent + received + own,
+                sent_pairs + received_pairs + own_pairs,
+                (partners > 0) & (own_pairs > 0),
+            ),
             ("inter", "both", sent + received, sent_pairs + received_pairs, partners > 1),
             ("inter", "tx", sent, sent_pairs, partners > 1),
             ("inter", "rx", received, received_pairs, partners > 1),
@@ -283,10 +295,7 @@ def _gain(total: Any, count: Any) -> Any:
 
 def _top(gain: Any, most: int = 12) -> Any:
     """The indices of the largest values above nothing."""
-    if len(gain) > most:
-        best = np.argpartition(-gain, most)[:most]
-    else:
-        best = np.arange(len(gain))
+    best = np.argpartition(-gain, most)[:most] if len(gain) > most else np.arange(len(gain))
     return best[gain[best] > 0]
 
 

@@ -27,7 +27,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class PairsVerdict:
-    """What `judge()` says of a pair matrix.
+    """What `judge_pairs()` says of a pair matrix.
 
     `kind` is one of KINDS; `culprits` are the names to act on: `host:gpu`, `host`, `rail 3`, or paths such as
     `a:0 <-> b:1`. `confidence` is low, medium or high. `findings` has an entry for each thing that is bad, worst first.

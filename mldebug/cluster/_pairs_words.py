@@ -86,7 +86,9 @@ def _ways_to_fail(failed: Any, many: int) -> str:
     """`12 of 14 pairs hang`, `1 pair wrong contents`."""
     count = Counter(FAILED[code - 1] for code in failed)
     verbs = {"hang": "hang", "error": "end with an error", "wrong": "deliver wrong bytes", "dead": "lose a worker"}
-    parts = [f"{number} of {many} pair{'s' if many != 1 else ''} {verbs[status]}" for status, number in count.most_common()]
+    parts = [
+        f"{number} of {many} pair{'s' if many != 1 else ''} {verbs[status]}" for status, number in count.most_common()
+    ]
     return ", ".join(parts)
 
 
@@ -102,11 +104,16 @@ def _hint(kind: str, cells: Grid, causes: list[Cause]) -> str:
     first = causes[0]
     wrong = (cells.failed.reshape(-1)[first.cells] == 1 + FAILED.index("wrong")).any()
     if wrong and len(cells.hosts) >= 1 and first.kind in ("gpu", "path") and first.scope != "inter":
-        return "look for PCIe ACS and an IOMMU that translates (iommu=pt, setpci ECAP_ACS+6.w=0): both corrupt peer copies"
-    return {
-        "gpu": "run `mldebug doctor` on its node: PCIe width, NVLink, ECC and its network card; then take it out and run again",
-        "node": "run `mldebug doctor` there: network cards, drivers, NCCL settings; leave it out of the next run",
-        "inter-rail": "ask for routes between the rails, or set NCCL_CROSS_NIC=0 and NCCL_PXN_DISABLE=0 to stay on them",
-        "path": "look at the cable, port and switch between both ends; ends that are fine with all others are not to blame",
-        "several": "take the named ones out and run again; what shares a switch or a rack is one fault",
-    }[kind]
+        return (
+            "look for PCIe ACS and an IOMMU that translates (iommu=pt, setpci ECAP_ACS+6.w=0): both corrupt peer copies"
+        )
+    return _HINTS[kind]
+
+
+_HINTS = {
+    "gpu": "run `mldebug doctor` on its node: PCIe width, NVLink, ECC, network card; then measure again without it",
+    "node": "run `mldebug doctor` there: network cards, drivers, NCCL settings; leave it out of the next run",
+    "inter-rail": "ask for routes between the rails; until then NCCL_CROSS_NIC=0 keeps rings on theirs",
+    "path": "look at cable, port and switch between both ends: with all others these are fine",
+    "several": "take the named ones out and measure again; what shares a switch or a rack may be one fault",
+}

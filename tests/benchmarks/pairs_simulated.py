@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mldebug.cluster._pairs_judge import judge
+from mldebug.cluster._pairs_judge import judge_pairs
 from tests.cluster.simulate import FAULTS, healthy, planted, right
 
 
@@ -34,7 +34,7 @@ def main() -> int:
     for seed in range(args.first, args.first + args.plants):
         fault = FAULTS[seed % len(FAULTS)]
         case = planted(seed)
-        verdict = judge(case.evidence)
+        verdict = judge_pairs(case.evidence)
         total[fault] += 1
         if right(case, verdict.kind, verdict.culprits):
             good[fault] += 1
@@ -44,10 +44,10 @@ def main() -> int:
     clean = 0
     for seed in range(args.first, args.first + args.healthy):
         case = healthy(seed)
-        verdict = judge(case.evidence)
+        verdict = judge_pairs(case.evidence)
         clean += verdict.kind == "none"
         if verdict.kind != "none" and args.wrong:
-            print(f"healthy {seed}: {case.story}\n  said    {verdict.kind} {verdict.culprits[:8]}: {verdict.reading[:150]}")
+            print(f"healthy {seed}: {case.story}\n  said    {verdict.kind} {verdict.culprits[:8]}: {verdict.reading}")
     for fault in dict.fromkeys(FAULTS):
         if total[fault]:
             print(f"{fault:<14} {good[fault]:>4} of {total[fault]}")
@@ -61,12 +61,12 @@ def _large() -> bool:
     """1,024 GPUs, all pairs, one of them slow."""
     case = planted(0, "gpu slow", (128, 8))
     start, used = time.perf_counter(), time.process_time()
-    verdict = judge(case.evidence)
+    verdict = judge_pairs(case.evidence)
     took = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
-        f"1,024 GPUs: {len(case.evidence['src']):,} pairs judged in {took:.1f} s ({time.process_time() - used:.1f} s of "
-        f"CPU), peak {peak:,.0f} MiB with the evidence; {verdict.kind} {', '.join(verdict.culprits)}"
+        f"1,024 GPUs: {len(case.evidence['src']):,} pairs judged in {took:.1f} s ({time.process_time() - used:.1f} s "
+        f"of CPU), peak {peak:,.0f} MiB with the evidence; {verdict.kind} {', '.join(verdict.culprits)}"
     )
     return took < 10 and right(case, verdict.kind, verdict.culprits)
 

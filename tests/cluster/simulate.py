@@ -1,7 +1,7 @@
 """Pair matrices of clusters that do not exist: healthy ones of many builds, and the same with a planted fault.
 
     case = planted(7)      # or healthy(7)
-    judge(case.evidence)   # should say case.kind and case.culprits
+    judge_pairs(case.evidence)   # should say case.kind and case.culprits
 
 Everything follows from the seed. A fault is planted only where it can be seen: a link at 85% of its bandwidth cannot
 under noise of 8% in a single measurement.
@@ -18,7 +18,24 @@ import numpy as np
 from mldebug.cluster._pairs_evidence import SCHEMA, PairsEvidence
 
 SHAPES = (
-    (1, 3), (1, 4), (1, 8), (1, 16), (2, 4), (2, 8), (3, 4), (3, 8), (4, 2), (5, 3), (8, 1), (12, 1), (10, 4), (4, 4), (4, 8), (6, 8), (8, 8), (16, 8),
+    (1, 3),
+    (1, 4),
+    (1, 8),
+    (1, 16),
+    (2, 4),
+    (2, 8),
+    (3, 4),
+    (3, 8),
+    (4, 2),
+    (5, 3),
+    (8, 1),
+    (12, 1),
+    (10, 4),
+    (4, 4),
+    (4, 8),
+    (6, 8),
+    (8, 8),
+    (16, 8),
 )  # nodes, GPUs of each
 FORMS = (*("full",) * 5, "one way", "diagonal", "rounds", "shuffled", "holes")
 SEEN = 8.0  # standard deviations: how plain a fault must be to be planted
@@ -203,7 +220,9 @@ def _sample(rng: Any, cluster: Cluster) -> Any:
 def healthy(seed: int) -> Case:
     """A cluster without a fault."""
     rng = np.random.default_rng((seed, 1))
-    nodes, gpus = SHAPES[int(rng.integers(len(SHAPES)))] if seed % 10 else ((1, 2), (2, 1), (2, 2))[int(rng.integers(3))]
+    nodes, gpus = (
+        SHAPES[int(rng.integers(len(SHAPES)))] if seed % 10 else ((1, 2), (2, 1), (2, 2))[int(rng.integers(3))]
+    )
     cluster = build(rng, nodes, gpus)
     form = "sample" if nodes >= 6 and rng.random() < 0.3 else None
     evidence = measure(rng, cluster, form=form)
@@ -212,7 +231,8 @@ def healthy(seed: int) -> Case:
 
 SAMPLED = ("gpu slow", "gpu fails", "gpu dead", "gpu wrong", "node fails", "rails", "mixed")  # what few pairs show
 FAULTS = (
-    "gpu slow", "gpu slow", "gpu tx", "gpu rx", "gpu net", "gpu fails", "gpu dead", "gpu wrong", "gpu flaps", "gpu dies",
+    "gpu slow", "gpu slow", "gpu tx", "gpu rx", "gpu net", "gpu fails", "gpu dead", "gpu wrong", "gpu flaps",
+    "gpu dies",
     "node slow", "node net", "node fails", "node rx", "rails", "rails", "rails slow", "rail down",
     "path slow", "path fails", "path one way", "path flaps", "node path", "several gpus", "leaf", "mixed",
     "node alone", "all wrong", "node two",
