@@ -106,20 +106,24 @@ class MonitoringEngine:
     def _register(self) -> None:
         events, disable = _monitoring.events, _monitoring.DISABLE
         recorder, find, frame_at = self._recorder, self._find, sys._getframe
-        codes, failed = recorder.codes, recorder.failed
+        codes, failed, left, calls = recorder.codes, recorder.failed, recorder.left, recorder.calls
 
         def start(code: CodeType, offset: int) -> Any:
             try:
-                frame = frame_at(1)
                 if self._gate is not None:
-                    if not self._gate(code, frame.f_globals):
+                    if not self._gate(code, frame_at(1).f_globals):
                         return disable
                     _monitoring.restart_events()
                     self._open()
-                lines = codes.get(id(code)) or find(code, frame)
+                lines = codes.get(id(code))
                 if lines is None:
-                    return disable
-                recorder.call(lines, frame)
+                    lines = find(code, frame_at(1))
+                    if lines is None:
+                        return disable
+                if calls:
+                    recorder.call(lines, frame_at(1))
+                else:
+                    left()
             except Exception as exc:
                 failed(exc)
 
@@ -134,7 +138,7 @@ class MonitoringEngine:
         def throw(code: CodeType, offset: int, exception: BaseException) -> None:
             resume(code, offset)
             if id(code) in codes:
-                recorder.left()
+                left()
 
         def leave(code: CodeType, offset: int, value: object) -> None:
             try:
@@ -146,7 +150,7 @@ class MonitoringEngine:
 
         def unwind(code: CodeType, offset: int, exception: BaseException) -> None:
             if id(code) in codes:
-                recorder.left()
+                left()
 
         def raised(code: CodeType, offset: int, exception: BaseException) -> None:
             try:
@@ -160,8 +164,8 @@ class MonitoringEngine:
             events.PY_START: start,
             events.PY_RESUME: resume,
             events.PY_THROW: throw,
-            events.PY_RETURN: leave if recorder.options.returns else recorder.left,
-            events.PY_YIELD: leave if recorder.options.returns else recorder.left,
+            events.PY_RETURN: leave if recorder.options.returns else left,
+            events.PY_YIELD: leave if recorder.options.returns else left,
             events.PY_UNWIND: unwind,
             events.RAISE: raised,
             events.LINE: self._line(),

@@ -95,7 +95,13 @@ class Recorder:
             frame = frame.f_back
         return True
 
+    @property
+    def calls(self) -> bool:
+        """Whether `call` must be called. Else `left` will do: a call is written with its first line, by one write."""
+        return self.options.args or not self.options.lines
+
     def call(self, lines: Lines, frame: FrameType) -> None:
+        """A frame was entered."""
         if self._pen is not None and self.within(frame):
             self._pen.call(lines, _arguments(lines, frame) if self.options.args else "")
 

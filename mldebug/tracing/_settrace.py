@@ -77,7 +77,9 @@ class SettraceEngine:
 
     def _decide(self, frame: FrameType) -> Lines | None:
         code = frame.f_code
-        lines = self._recorder.codes.get(id(code)) or self._recorder.admit(code, frame.f_globals)
+        lines = self._recorder.codes.get(id(code))
+        if lines is None:
+            lines = self._recorder.admit(code, frame.f_globals)
         key = id(code)
         self._alive[key] = weakref.ref(code, lambda _: self._gone(key))
         self._decided[key] = lines
@@ -98,7 +100,7 @@ class SettraceEngine:
             recorder.options.exceptions,
         )
         lines_too = recorder.options.lines
-        codes = recorder.codes
+        codes, calls = recorder.codes, recorder.calls
 
         def local(frame: FrameType, event: str, arg: Any) -> Any:
             if event == "line":
@@ -140,7 +142,10 @@ class SettraceEngine:
                 return None
             try:
                 if lines.start is None or lines.start == frame.f_lasti:
-                    recorder.call(lines, frame)
+                    if calls:
+                        recorder.call(lines, frame)
+                    else:
+                        left()
                 if not lines_too:
                     frame.f_trace_lines = False
             except Exception as exc:
