@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from mldebug.core.errors import UsageError
 from mldebug.ranks._logs_normal import STAMP
@@ -81,7 +82,9 @@ class Prefixes:
         self.match = re.compile((_DATE if dated else b"") + b"(" + both + b")").match
         self.stem = b""  # how a prefix of this log begins
         start = b"(?:" + _DATE + b"(?=" + both + b"))?" if dated else b""
-        self.lines = re.compile(b"(?m)^" + start + b"((?:" + both + b")?)((?:" + STAMP.pattern + b")?)(.*)$").findall
+        self.lines: Callable[[bytes], list[Any]] = re.compile(
+            b"(?m)^" + start + b"((?:" + both + b")?)((?:" + STAMP.pattern + b")?)(.*)$"
+        ).findall
         self.within = re.compile(rb"(?<=\S)(?:" + strong + b")(?=.)").search
 
     def who(self, prefix: bytes) -> Who:
