@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from mldebug.cli._parser import Parser, add_common, count, file_to_write, seconds
@@ -61,11 +62,25 @@ def run(args: argparse.Namespace) -> int:
         return _serve(args)
     from mldebug.cluster import doctor, load_doctor
 
+    if "hosts" in options or "slurm" in options:
+        options["progress"] = _progress(args.quiet)
     report = doctor(load_doctor(args.sources)) if args.sources else doctor(**options)
     emit(report, json=args.json, output=output, quiet=args.quiet, no_color=args.no_color)
     if any(str(note).startswith("interrupted") for note in report.evidence["notes"]):
         return 130
     return 0 if report.ok else 1
+
+
+def _progress(quiet: bool) -> Callable[[int, int], None] | None:
+    """`12 of 512 nodes have answered` on a terminal, while they do."""
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
+        return None
+
+    def show(answered: int, asked: int) -> None:
+        sys.stderr.write(f"\r{answered} of {asked} nodes have answered" + "\n" * (answered == asked))
+        sys.stderr.flush()
+
+    return show
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ from mldebug.cluster import (
     _doctor_watch,
 )
 from mldebug.cluster._doctor_finding import Finding, Node, bad, cpus, unseen
-from mldebug.cluster._doctor_remote import MARK, collect_remote
+from mldebug.cluster._doctor_remote import INTERRUPTED, MARK, collect_remote
 from mldebug.cluster._doctor_report import DoctorReport, gather
 from mldebug.cluster._doctor_root import NotVisible, Root, within
 from mldebug.core.errors import UsageError
@@ -89,7 +89,8 @@ def collect_doctor(
         raise UsageError(f"watch is {watch}: it is a number of seconds", "for example 10")
     if hosts is None and slurm is None:
         node = look(root or Root(), nvml, watch=watch, load=load)
-        return {"schema": 1, "kind": "doctor", "nodes": [node], "failed": [], "notes": []}
+        notes = [INTERRUPTED] if node.get("watch", {}).get("interrupted") else []
+        return {"schema": 1, "kind": "doctor", "nodes": [node], "failed": [], "notes": notes}
     words = [*(["--watch", f"{watch:g}"] if watch is not None else []), *(["--load"] if load else [])]
     seconds = timeout if timeout is not None else 30.0 + (watch or 0.0) + (30.0 if load else 0.0)
     return collect_remote(hosts=hosts, slurm=slurm, words=words, timeout=seconds, **remote)
@@ -98,29 +99,32 @@ def collect_doctor(
 def look(root: Root, nvml: Any = None, *, watch: float | None = None, load: bool = False) -> dict[str, Any]:
     """The evidence of one node. A part that cannot be read has its reason under "why", and never ends the rest."""
     failure: dict[str, Any] = {}
-    if nvml is None:
+    ours = nvml is None
+    if ours:
         nvml, failure = _nvml()
     node = _look(root, nvml, failure)
     if load:
-        node["load"] = (
-            _try(lambda: _doctor_load.look(nvml, node))
-            if nvml is not None
-            else {"gpus": {}, "why": failure.get("why", "")}
-        )
+        seen = _try(lambda: _doctor_load.look(nvml, node)) if nvml is not None else {"why": failure.get("why", "")}
+        node["load"] = {"gpus": {}, **seen}
     if watch is not None:
-        began = time.monotonic()
-        before = _look(root, nvml, failure) if load else node
-        time.sleep(watch)
-        after = _look(root, nvml, failure)
-        grew = _try(
-            lambda: {"grew": _doctor_watch.grown(before, after), "counters": len(_doctor_watch.counters(after))}
-        )
-        node = {
-            **after,
-            **({"load": node["load"]} if load else {}),
-            "watch": {"seconds": round(time.monotonic() - began, 1), **grew},
-        }
+        node = _watched(lambda: _look(root, nvml, failure), node, watch)
+    if ours and nvml is not None and "why" not in node["gpu"]:  # one that hangs is not waited for
+        _try(lambda: {"": nvml.nvmlShutdown()})
     return node
+
+
+def _watched(again: Callable[[], dict[str, Any]], node: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The evidence after some seconds, with what grew meanwhile. Ctrl-C makes the window shorter."""
+    before = again() if "load" in node else node  # its load is no window
+    began, cut = time.monotonic(), False
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        cut = True
+    after = again()
+    watch = _try(lambda: {"grew": _doctor_watch.grown(before, after), "counters": len(_doctor_watch.counters(after))})
+    watch.update(seconds=round(time.monotonic() - began, 1), **({"interrupted": True} if cut else {}))
+    return {**after, **({"load": node["load"]} if "load" in node else {}), "watch": watch}
 
 
 def _nvml() -> tuple[Any, dict[str, Any]]:
@@ -145,11 +149,13 @@ def _look(root: Root, nvml: Any, failure: Mapping[str, Any]) -> dict[str, Any]:
         library, why = _doctor_amd.load_amdsmi()
         return _doctor_amd.look(root, library, why)
 
+    seen = _try(ask_nvml)
+    shown = len(seen.get("gpus") or [])
     return {
         "host": root.host(),
         "boot": root.maybe("/proc/sys/kernel/random/boot_id") or "",
         "time": root.now(),
-        "gpu": _try(ask_nvml),
+        "gpu": seen,
         "pci": _try(lambda: _doctor_pci.look(root)),
         "log": _try(lambda: _doctor_log.look(root)),
         "amd": _try(ask_amd),
@@ -157,7 +163,7 @@ def _look(root: Root, nvml: Any, failure: Mapping[str, Any]) -> dict[str, Any]:
         "net": _try(lambda: _doctor_net.look(root)),
         "limits": _try(lambda: _doctor_limits.look(root)),
         "cpus": _try(lambda: _doctor_cpus.look(root)),
-        "container": _try(lambda: _doctor_container.look(root)),
+        "container": _try(lambda: _doctor_container.look(root, shown)),
         "ranks": _try(lambda: _doctor_ranks.look(root)),
         "software": _try(lambda: _doctor_software.look(root)),
     }

@@ -12,13 +12,18 @@ from mldebug.cluster._doctor_root import NotVisible, Root
 _FIRST = re.compile(r"docker|kubepods|containerd|libpod|lxc|enroot|apptainer")
 
 
-def look(root: Root) -> dict[str, Any]:
-    """The kind of container, "" for none, and the device files of GPUs and RDMA."""
+def look(root: Root, shown: int = 0) -> dict[str, Any]:
+    """The kind of container, "" for none, and the device files of GPUs and RDMA; `shown` is how many GPUs NVML has.
+
+    Where there are more files than that, a cgroup may forbid some: SLURM gives a job its GPUs in this way.
+    """
     files = {name: _names(root, folder) for name, folder in (("dev", "/dev"), ("rdma", "/dev/infiniband"))}
     dev = files["dev"] or []
+    gpu_files = [one for one in dev if re.fullmatch(r"nvidia\d+", one)]
+    forbidden = [one for one in gpu_files if 0 < shown < len(gpu_files) and root.is_forbidden(f"/dev/{one}")]
     return {
         "kind": _kind(root),
-        "gpu_files": [one for one in dev if re.fullmatch(r"nvidia\d+", one)],
+        "gpu_files": [one for one in gpu_files if one not in forbidden],
         "nvidia_files": [one for one in dev if one in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "gdrdrv")],
         "amd_files": [one for one in dev if one in ("kfd", "dri")],
         "rdma_files": files["rdma"] if files["rdma"] is not None else [],

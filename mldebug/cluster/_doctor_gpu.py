@@ -85,7 +85,7 @@ def _present(node: Node) -> Iterator[Finding]:
             "read the kernel log for this address; reboot, and reseat the card if it stays away",
         )  # fmt: skip
     elif missing > 0:
-        yield fine(check, f"this container was given {len(shown)} of {len(usable)}")
+        yield fine(check, f"this job or container was given {len(shown)} of {len(usable)}")
     elif alive and len(alive) == len(shown):
         models = by(alive, lambda gpu: gpu.get("name"))
         yield fine(check, ", ".join(f"{len(group)} x {model}" for model, group in models.items()))

@@ -104,6 +104,7 @@ def chosen(faces: list[Any], setting: str | None) -> list[str]:
 
     Without a setting those of InfiniBand come first, then all but docker's and the loopback, and these at last.
     """
+    faces = sorted(faces, key=lambda face: not any("." in address for address in face["addresses"]))  # IPv4 first
     names = [face["name"] for face in faces if face["addresses"] and face["state"] in ("up", "unknown")]
     if setting:
         text, without = setting.lstrip("^="), setting.startswith("^")

@@ -164,6 +164,7 @@ def _gpu(asking: _Asking, cpus: int) -> dict[str, Any]:
     handle, nvml = asking.first[0], asking.nvml
     for fact, look_at in (
         ("bus", _bus), ("memory", _memory), ("rows", _rows), ("processes", _processes), ("fabric", _fabric),
+        ("c2c", _c2c),
     ):  # fmt: skip
         try:
             asking.facts[fact] = look_at(nvml, handle)
@@ -218,6 +219,11 @@ def _fabric(nvml: Any, handle: Any) -> dict[str, int]:
             continue
         return {"state": int(info.state), "status": int(info.status), "health": int(info.healthMask)}
     raise last or AttributeError("this nvidia-ml-py has no nvmlDeviceGetGpuFabricInfoV")
+
+
+def _c2c(nvml: Any, handle: Any) -> int:
+    """1 where the GPU is joined to its CPU by NVLink-C2C, as in a Grace Hopper: PCIe is idle then."""
+    return int(nvml.nvmlDeviceGetC2cModeInfoV1(handle).isC2cEnabled)
 
 
 def _links(asking: _Asking, handle: Any) -> None:

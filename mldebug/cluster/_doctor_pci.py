@@ -154,6 +154,8 @@ def _links(node: Node) -> Iterator[Finding]:
 
 def _under_load(node: Node) -> Iterator[Finding]:
     for gpu in gpus(node):
+        if gpu.get("c2c"):  # copies go over NVLink-C2C, and its PCIe link stays idle
+            continue
         seen = part(node, "load", "gpus", str(gpu.get("uuid"))) or {}
         for fact, most, sign, name in (
             ("pcie_gen", "pcie_max_gen", "Gen", "generation"), ("pcie_width", "pcie_max_width", "x", "width"),

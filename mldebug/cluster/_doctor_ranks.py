@@ -15,8 +15,9 @@ from mldebug.cluster._doctor_root import NotVisible, Root
 _MOST = 64
 _KEPT = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
-    "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID",
+    "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG",
 )  # fmt: skip
+_SETTINGS = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_")
 _LIBRARY = re.compile(r"(/\S*/lib(?:nccl|rccl|nccl-net|nccl-tuner|fabric|nccl-net-ofi)[^/\s]*\.so[^\s]*)")
 
 
@@ -43,7 +44,7 @@ def look(root: Root) -> dict[str, Any]:
 
 
 def _rank(root: Root, pid: str, words: dict[str, str]) -> dict[str, Any]:
-    told = {name: words[name] for name in _KEPT if name in words}
+    told = {name: value[:400] for name, value in words.items() if name in _KEPT or name.startswith(_SETTINGS)}
     rank: dict[str, Any] = {
         "pid": int(pid), "parent": 0, "rank": int(words["RANK"]), "world": int(words["WORLD_SIZE"]),
         "job": words.get("SLURM_JOB_ID") or words.get("TORCHELASTIC_RUN_ID") or words.get("MASTER_ADDR", ""),

@@ -15,6 +15,7 @@ from mldebug.core.hosts import checked, parse_hosts
 from mldebug.core.launch import Call, Ending
 
 MARK = "mldebug-doctor1 "
+INTERRUPTED = "interrupted: what was seen until then is judged"
 _MOST = 8 << 20  # bytes of one answer
 
 # Not `-m mldebug`: that would import modules from the folder where the far end happens to start.
@@ -79,7 +80,7 @@ def collect_remote(
     try:
         _run(map(begin, names), gathering, fanout)
     except KeyboardInterrupt:
-        gathering.note = "interrupted: what had answered until then is judged"
+        gathering.note = INTERRUPTED
     return gathering.evidence()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mldebug.cluster._doctor_finding import LEVELS, Finding
+from mldebug.cluster._doctor_finding import LEVELS, Finding, cpu_list
 from mldebug.core.hosts import fold_hosts
 from mldebug.core.report import Report, jsonable, paint
 
@@ -59,7 +60,7 @@ class DoctorReport(Report):
         lines = [*textwrap.wrap(head, width), *(f"note: {_clean(note)}" for note in self.evidence.get("notes", ())), ""]
         column = max((len(one.check) for one in self.findings), default=0) + 2
         everybody = set(hosts)
-        for one in self.findings:
+        for one in _folded(self.findings):
             lines += self._lines(one, column, width, everybody, color)
         text = "\n".join(lines).rstrip()
         return text
@@ -87,6 +88,27 @@ class DoctorReport(Report):
             hint = paint(hint) if color else hint
             rows += [indent + row for row in hint.splitlines()]
         return rows
+
+
+def _folded(findings: Iterable[Finding]) -> list[Finding]:
+    """For people: the same of several GPUs on one line, "GPU 0-7"; `-i 3` of a hint names all of them."""
+    groups: dict[Finding, list[int]] = {}
+    for one in findings:
+        match = _GPU.fullmatch(one.where)
+        number = [int(match.group(1))] if match else []
+        alike = replace(one, where="GPU", hint=_INDEX.sub("-i N", one.hint)) if match else one
+        groups.setdefault(alike, []).extend(number)
+    folded = []
+    for one, numbers in groups.items():
+        if numbers:
+            listed = ",".join(map(str, sorted(set(numbers))))
+            one = replace(one, where=f"GPU {cpu_list(numbers)}", hint=one.hint.replace("-i N", f"-i {listed}"))
+        folded.append(one)
+    return folded
+
+
+_GPU = re.compile(r"GPU (\d+)")
+_INDEX = re.compile(r"-i \d+\b")
 
 
 def gather(findings: Iterable[Finding]) -> tuple[Finding, ...]:

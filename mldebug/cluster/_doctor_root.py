@@ -130,6 +130,16 @@ class Root:
 
         return within(_RESOLVE, ask, f"looking up {name}")
 
+    def is_forbidden(self, path: str) -> bool:
+        """Whether this process may not open a device file, whatever its mode says."""
+        try:
+            os.close(os.open(self.path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        except PermissionError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def peek(self) -> str:
         """Whether a process may read the memory of a child of its own: "" or the reason why not."""
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from mldebug.cluster._doctor_rdma import is_active
 from mldebug.cluster._doctor_software import settings, uniform
 
 _SKEW_WARN, _SKEW_BAD = 2.0, 60.0  # seconds between the clocks of two nodes
+_ON_ITS_WAY = 1.0  # seconds that an answer may take
 # What makes a job hang, or fail at its start, where nodes differ in it.
 _FATAL = ("NCCL", "net plugin", "loaded NCCL", "torch")
 _OWN = re.compile(
@@ -90,63 +91,46 @@ def _gpu_count(node: Node) -> int:
     return len(gpus(node))
 
 
-def _port_count(node: Node) -> int:
-    return len(_active(node))
-
-
 def _active(node: Node) -> list[Any]:
     return [port for port in part(node, "rdma", "ports") or [] if is_active(port)]
 
 
+def _port_count(node: Node) -> int:
+    return len(_active(node))
+
+
+def _rate(node: Node) -> float:
+    return max((port["rate"] for port in _active(node)), default=0.0)
+
+
+def _mtu(node: Node) -> int:
+    return min((port["mtu"] for port in _active(node) if "mtu" in port), default=0)
+
+
+# What is counted -> check, unit, what to do.
+_COUNTED: tuple[tuple[Callable[[Node], float], str, str, str], ...] = (
+    (_gpu_count, "GPUs", "GPUs", "leave this node out until it has all of them"),
+    (_port_count, "RDMA ports", "active RDMA ports", "leave this node out until it has all of them"),
+    (_rate, "RDMA ports", "Gb/s at most", "check its cables and switch ports"),
+    (_mtu, "RDMA MTU", "bytes", "the same MTU on every interface and switch port"),
+)
+
+
 def _counts(nodes: Sequence[Node]) -> Iterator[Finding]:
-    for check, unit, count in (
-        ("GPUs", "GPUs", _gpu_count),
-        ("RDMA ports", "active RDMA ports", _port_count),
-    ):
+    """Nodes with less than most others; of two the one with less, as a doubt."""
+    for count, check, unit, hint in _COUNTED:
         counts = {_host(node): count(node) for node in nodes}
         usual, odd = majority(counts)
+        sure = usual is not None
+        if not sure:
+            usual = max(counts.values())
+            odd = [host for host, value in counts.items() if value < usual]
         for host in odd:
-            say = bad if counts[host] < usual else warn
-            yield at(
-                say(
-                    check,
-                    f"{counts[host]} {unit}, most other nodes have {usual}",
-                    "leave this node out until it has all of them",
-                ),
-                host,
-            )
-    rates = {
-        _host(node): max((port["rate"] for port in part(node, "rdma", "ports") or [] if is_active(port)), default=0)
-        for node in nodes
-    }
-    usual, odd = majority(rates)
-    for host in odd:
-        if 0 < rates[host] < usual:
-            yield at(
-                bad(
-                    "RDMA ports",
-                    f"{rates[host]:g} Gb/s at most, most other nodes have {usual:g}",
-                    "check cables and switch ports",
-                ),
-                host,
-            )
-    mtus = {
-        _host(node): min(
-            (port["mtu"] for port in part(node, "rdma", "ports") or [] if is_active(port) and "mtu" in port), default=0
-        )
-        for node in nodes
-    }
-    usual, odd = majority(mtus)
-    for host in odd:
-        if mtus[host] and usual:
-            yield at(
-                bad(
-                    "RDMA MTU",
-                    f"{mtus[host]}, most other nodes have {usual}",
-                    "the same MTU on every interface and switch port",
-                ),
-                host,
-            )
+            if count in (_rate, _mtu) and not (counts[host] and usual):
+                continue  # it has none, which is said already
+            less = counts[host] < usual or count is _mtu
+            says = f"{counts[host]:g} {unit}, {'most other nodes have' if sure else 'others have'} {usual:g}"
+            yield at((bad if sure and less else warn)(check, says, hint), host)
 
 
 def _versions(nodes: Sequence[Node]) -> Iterator[Finding]:
@@ -190,27 +174,18 @@ def _variables(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 
 def _clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """The clock of a node beside the time when it was asked and had answered."""
-    known = 0
-    for node in nodes:
-        clock = part(node, "clock")
-        if not clock:
-            continue
-        known += 1
-        early, late = clock["asked"] - clock["sent"], clock["sent"] - clock["answered"]
-        skew = max(early, late)
+    """The clock of a node when it sent its answer, beside the time when that came: it is on its way for a moment."""
+    known = [node for node in nodes if part(node, "clock")]
+    well = len(known) == len(nodes)
+    for node in known:
+        ahead = node["clock"]["sent"] - node["clock"]["answered"]
+        skew = ahead if ahead > 0 else max(0.0, -ahead - _ON_ITS_WAY)
         if skew > _SKEW_WARN:
+            well = False
             say = bad if skew > _SKEW_BAD else warn
-            which = "behind" if early > 0 else "ahead"
-            yield at(
-                say(
-                    "clock",
-                    f"{skew:.0f} s {which} of the node that asked",
-                    "`timedatectl`, `chronyc tracking`: start its time service",
-                ),
-                _host(node),
-            )
-    if known == len(nodes):
+            says = f"{skew:.0f} s {'ahead' if ahead > 0 else 'behind'} of the node that asked"
+            yield at(say("clock", says, "`timedatectl`, `chronyc tracking`: start its time service"), _host(node))
+    if well:
         yield at(fine("clock", f"all within {_SKEW_WARN:g} s"), *map(_host, nodes))
 
 

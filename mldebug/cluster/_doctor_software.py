@@ -122,11 +122,21 @@ def _runs(root: Root, name: str) -> bool:
 
 
 def settings(node: Node) -> dict[str, str]:
-    """All NCCL settings of a node: files first, and the environment over them."""
+    """All NCCL settings of a node: of files, over them those of running ranks, over them the environment of doctor."""
     found: dict[str, str] = {}
     for rows in (part(node, "software", "files") or {}).values():
         found.update(rows)
+    found.update(_of_ranks(node))
     found.update(part(node, "software", "env") or {})
+    return found
+
+
+def _of_ranks(node: Node) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for rank in part(node, "ranks", "found") or []:
+        for name, value in rank.get("told", {}).items():
+            if name in LEFT_OVER or name.startswith(("NCCL_", "TORCH_NCCL_", "RCCL_", "GLOO_")):
+                found.setdefault(name, value)
     return found
 
 
@@ -143,10 +153,12 @@ def judge(node: Node) -> Iterator[Finding]:
 def _variables(node: Node, seen: Any) -> Iterator[Finding]:
     check, troubles = "variables", []
     env = seen.get("env") or {}
+    running = _of_ranks(node)
     origins = {name: path for path, rows in (seen.get("files") or {}).items() for name in rows}
     for name, value in settings(node).items():
-        place = "" if name in env else f" in {origins.get(name, '')}"
-        undo = f"unset {name}" if name in env else f"remove it from {origins.get(name, '')}"
+        path = "" if name in env or name in running else origins.get(name, "")
+        place = f" in {path}" if path else "" if name in env else " in running ranks"
+        undo = f"remove it from {path}" if path else f"unset {name}"
         if name in LEFT_OVER and re.fullmatch(LEFT_OVER[name][0], value):
             troubles.append(
                 warn(check, f"{name}={value}{place}: {LEFT_OVER[name][1]}", f"{undo}, if nobody needs it any more")

@@ -63,6 +63,9 @@ class FakeNvml:
             raise pynvml.NVMLError(answer.code)
         return answer
 
+    def nvmlDeviceGetC2cModeInfoV1(self, handle: int) -> Any:
+        return Values(isC2cEnabled=self.value(self.gpus[handle].get("c2c", Fails(NOT_SUPPORTED))))
+
     def nvmlSystemGetDriverVersion(self) -> str:
         return self.driver
 
@@ -131,6 +134,7 @@ class FakeRoot(Root):
         self.known = {"node1": ["10.1.0.1"]}
         self.faces = {"lo": ["127.0.0.1"], "eth0": ["10.1.0.1"]}
         self.peeked = ""
+        self.forbidden: set[str] = set()
         self.version = "6.8.0-60-generic"
 
     def environ(self) -> Mapping[str, str]:
@@ -157,6 +161,9 @@ class FakeRoot(Root):
 
     def peek(self) -> str:
         return self.peeked
+
+    def is_forbidden(self, path: str) -> bool:
+        return path in self.forbidden
 
 
 class Machine:

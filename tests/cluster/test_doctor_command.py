@@ -55,6 +55,20 @@ def test_the_bad_comes_first_with_its_hint(sick: Path, capsys: pytest.CaptureFix
     assert levels == sorted(levels, key=["BAD", "warn", "ok", "-"].index)
 
 
+def test_the_same_of_several_gpus_is_one_line_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = Machine(tmp_path / "m", gpus=4, rdma=2)
+    for index in (0, 1, 3):
+        machine.gpu(index)["limit"] = 500000
+    evidence = {"schema": 1, "kind": "doctor", "nodes": [machine.look()], "failed": [], "notes": []}
+    (tmp_path / "m.json").write_text(json.dumps(evidence))
+    assert run("--from", str(tmp_path / "m.json")) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "GPU 0-1,3: 500 W, and the default is 700 W" in text and "nvidia-smi -i 0,1,3 -pl 700" in text
+    assert run("--from", str(tmp_path / "m.json"), "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [one["where"] for one in document["findings"] if one["level"] == "warn"] == ["GPU 0", "GPU 1", "GPU 3"]
+
+
 def test_a_healthy_machine_is_status_0_and_quiet_prints_nothing(well: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--from", str(well)) == 0
     assert "node1: 0 bad" in capsys.readouterr().out

@@ -140,6 +140,10 @@ class TestLinks:
         assert (one.check, one.where) == ("PCIe link", "GPU 7")
         assert of(machine.findings(load=load(machine)), "bad") == []
 
+    def test_copies_of_a_grace_hopper_do_not_use_pcie(self, machine: Machine) -> None:
+        machine.gpu(3)["c2c"] = 1
+        assert of(machine.findings(load=load(machine, pcie_gen={3: 1})), "bad") == []
+
     def test_a_gpu_that_was_not_loaded_is_not_judged(self, machine: Machine) -> None:
         seen = load(machine, pcie_gen={3: 1})
         del seen["gpus"][machine.gpu(3)["uuid"]]
@@ -315,6 +319,13 @@ class TestPresence:
         for index in range(2, 8):
             machine.remove(f"/dev/nvidia{index}")
         machine.put("/.dockerenv")
+        found = machine.findings()
+        assert of(found, "bad") == [] and "given 2 of 8" in of(found, "ok", "GPUs")[0].says
+
+    def test_gpus_that_a_cgroup_forbids_are_not_missing(self, machine: Machine) -> None:
+        """SLURM leaves the device files of other jobs' GPUs in sight."""
+        machine.nvml.gpus = machine.nvml.gpus[:2]
+        machine.root.forbidden = {f"/dev/nvidia{index}" for index in range(2, 8)}
         found = machine.findings()
         assert of(found, "bad") == [] and "given 2 of 8" in of(found, "ok", "GPUs")[0].says
 

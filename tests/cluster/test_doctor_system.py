@@ -286,6 +286,10 @@ class TestInterfaces:
         self.faces(machine, lo="127.0.0.1", eno1="169.254.3.1", eth0="10.1.0.1")
         assert "eno1" in of(machine.findings(), "warn", "interface")[0].says
 
+    def test_interfaces_with_ipv4_come_first(self, machine: Machine) -> None:
+        self.faces(machine, lo="127.0.0.1", eno1="fe80::1", eth0="10.1.0.1")
+        assert of(machine.findings(), "warn") == []
+
     def test_an_interface_with_ipv6_only(self, machine: Machine) -> None:
         machine.root.faces = {"lo": ["127.0.0.1"]}
         machine.put("/proc/net/if_inet6", "20010db8000000000000000000000001 02 40 00 80     eth0\n")
@@ -430,6 +434,11 @@ class TestVariables:
         assert "/etc/nccl.conf" in one.says and "/etc/nccl.conf" in one.hint
         machine.root.env["NCCL_P2P_DISABLE"] = "0"
         assert of(machine.findings(), "warn") == []
+
+    def test_what_running_ranks_have_counts(self, machine: Machine) -> None:
+        machine.process(900, {"RANK": "0", "WORLD_SIZE": "8", "NCCL_P2P_DISABLE": "1"})
+        (one,) = of(machine.findings(), "warn")
+        assert "NCCL_P2P_DISABLE=1 in running ranks" in one.says
 
     def test_a_file_that_is_not_there(self, machine: Machine) -> None:
         machine.root.env["NCCL_TOPO_FILE"] = "/opt/topo.xml"
