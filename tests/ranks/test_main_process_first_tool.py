@@ -1,0 +1,65 @@
+"""tools/main_process_first.py: the classic names and the classic command line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from .rank_kit import ROOT, clean, torchrun
+
+TOOL = ROOT / "tools" / "main_process_first.py"
+
+
+def test_its_command_under_torchrun() -> None:
+    """Each line comes two seconds after the one before: the main process's first."""
+    done = subprocess.run(torchrun(TOOL, ranks=2), env=clean(), capture_output=True, text=True, check=True, timeout=100)
+    lines = done.stdout.splitlines()
+    for name, who in (
+        ("global_main_process_first", ["global rank 0", "global rank 1"]),
+        ("local_main_process_first", ["local rank 0", "local rank 1"]),
+        ("is_main_process_by_path", ["main rank local=0 global=0", "non-main rank local=1 global=1"]),
+    ):
+        found = [re.findall(rf"^{name}: running on (.*), loading dataset$", line) for line in lines]
+        assert [one[0] for one in found if one] == who
+
+
+PROGRAM = """
+import sys
+from main_process_first import *
+from main_process_first import is_global_main_process, is_local_main_process, path_to_fs_type
+print(get_local_rank(), get_global_rank(), is_local_main_process(), is_global_main_process())
+print(path_to_fs_type("/proc"), is_local_fs("/proc"), is_main_process_by_path("/proc"))
+print("torch" in sys.modules)
+if get_global_rank() == 0:
+    for scope in (main_process_by_path_first("/proc"), global_main_process_first(), local_main_process_first()):
+        with scope:
+            pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "lines"),
+    [
+        ({}, ["0 0 True True", "proc True True", "False"]),
+        (
+            {"RANK": "4", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
+            ["0 4 True False", "proc True True", "False"],
+        ),
+        (
+            {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
+            ["1 5 False False", "proc True False", "False"],
+        ),
+    ],
+)
+def test_its_names(environment: dict[str, str], lines: list[str]) -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    env = clean(**environment)
+    done = subprocess.run(command, env=env, cwd=TOOL.parent, capture_output=True, text=True, check=False)
+    assert (done.stdout.splitlines(), done.returncode) == (lines, 0), done.stderr
+
+
+def test_it_is_short() -> None:
+    assert len(TOOL.read_text().splitlines()) <= 60

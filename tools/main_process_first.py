@@ -1,0 +1,58 @@
+#!/usr/bin/env python
+"""main_process_first: one rank downloads or unpacks, and the others then find the data there.
+
+    from main_process_first import main_process_by_path_first
+    with main_process_by_path_first("/data/cache"):
+        data = load_dataset("big", cache_dir="/data/cache")
+
+To see it: `python -m torch.distributed.run --nproc-per-node 2 main_process_first.py`. If the main process fails the
+others get an error that names it. More: docs/ranks.md.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+try:
+    import mldebug  # noqa: F401
+except ModuleNotFoundError:  # a checkout that is not installed
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from mldebug.ranks import local_main_process_first, main_process_by_path_first
+from mldebug.ranks import local_rank as get_local_rank
+from mldebug.ranks import main_process_first as global_main_process_first
+from mldebug.ranks import rank as get_global_rank
+from mldebug.ranks._mounts import kind_of
+
+
+def path_to_fs_type(path):
+    return kind_of(path)[1].type
+
+
+def is_local_fs(path):
+    return kind_of(path)[0] == "local"
+
+
+def is_local_main_process():
+    return get_local_rank() == 0
+
+
+def is_global_main_process():
+    return get_global_rank() == 0
+
+
+def is_main_process_by_path(path):
+    return is_local_main_process() if is_local_fs(path) else is_global_main_process()
+
+
+if __name__ == "__main__":
+    local, rank = get_local_rank(), get_global_rank()
+    kind = "main" if is_main_process_by_path("./") else "non-main"
+    for name, scope, who in (
+        ("global_main_process_first", global_main_process_first(), f"global rank {rank}"),
+        ("local_main_process_first", local_main_process_first(), f"local rank {local}"),
+        ("is_main_process_by_path", main_process_by_path_first("./"), f"{kind} rank local={local} global={rank}"),
+    ):
+        with scope:
+            print(f"{name}: running on {who}, loading dataset", flush=True)
+            time.sleep(2)
