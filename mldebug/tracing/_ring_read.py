@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import overload
 
 from mldebug.tracing import _ring as layout
 from mldebug.tracing._lines import clock
@@ -39,6 +41,7 @@ class RingReader:
         ends = (self._slots + self._count * 8, self._texts + self._texts_size, self._values + self._values_size)
         if self._count < 1 or self._count & (self._count - 1) or max(ends) > len(self._map):
             raise ValueError(f"{path} is a ring that was cut short")
+        self._words = memoryview(self._map)[self._slots : self._slots + self._count * 8].cast("Q")
         at = layout.HEAD.size
         self.header = self._map[at : at + min(length, layout.HEADER_SIZE - at)].rstrip(b"\n")
         ended_ns = int.from_bytes(self._map[layout.ENDED_AT : layout.HEAD_AT], "little")
@@ -49,7 +52,10 @@ class RingReader:
         self._names: dict[int, bytes] = {}
 
     def close(self) -> None:
-        self._map.close()
+        """Let go of the file, as soon as nobody has records of it any more."""
+        with contextlib.suppress(BufferError):
+            self._words.release()
+            self._map.close()
 
     def lines(self, last: int | None = None) -> Iterator[bytes]:
         """The lines in their order, as the text file would have them; only from the newest `last` records, if given.
@@ -79,22 +85,21 @@ class RingReader:
                 context = (thread, frame)
             yield self._before(record, thread, timed) + text
 
-    def records(self, last: int | None = None) -> array[int]:
+    def records(self, last: int | None = None) -> Records:
         """The newest `last` records, or all, oldest first."""
         newest = self._newest()
         held = self._count if self.is_full else newest + 1
         count = held if last is None else min(last, held)
         first = (newest + 1 - count) % self._count
-        words = array("Q", self._bytes(first, min(count, self._count - first)))
-        words.frombytes(self._bytes(0, count - len(words)))
-        return words
+        until = min(count, self._count - first)
+        return Records(self._words[first : first + until], self._words[: count - until])
 
     @property
     def is_full(self) -> bool:
         """Whether the ring went round, so that its first lines are gone."""
         return self._slot(self._count - 1) != 0
 
-    def main_text(self, records: array[int]) -> bytes:
+    def main_text(self, records: Iterable[int]) -> bytes:
         """The texts of the first thread in these records, each on a line, without calls shown again."""
         texts = self._plain
         if len(texts) > 200_000:
@@ -184,7 +189,7 @@ class RingReader:
             self._texts_seen[ref] = found
         return found
 
-    def _oldest_value(self, records: array[int]) -> int:
+    def _oldest_value(self, records: Records) -> int:
         """The index of the first record whose value is not overwritten: back from the newest, a lap of values."""
         room, at = self._values_size, None
         for index in range(len(records) - 1, -1, -1):
@@ -200,6 +205,35 @@ class RingReader:
                 return index + 1
             at = here
         return 0
+
+
+class Records(Sequence[int]):
+    """The records of a ring from the oldest on, where they are: nothing is copied."""
+
+    def __init__(self, *parts: memoryview) -> None:
+        self._parts = parts
+        self._first = len(parts[0])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(*self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, _ = index.indices(len(self))
+            first, rest = (
+                self._parts[0][start:stop],
+                self._parts[1][max(0, start - self._first) : max(0, stop - self._first)],
+            )
+            return [*first, *rest]
+        part, at = (0, index) if index < self._first else (1, index - self._first)
+        return int(self._parts[part][at])
 
 
 _THREAD = (layout.THREADS - 1) << layout.THREAD_SHIFT

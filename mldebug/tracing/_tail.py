@@ -64,14 +64,14 @@ def trace_tail(
             kinds = [trace.kind for trace in traces.values()]
             kind = max(sorted(set(kinds)), key=kinds.count) if kinds else "txt"
             same = {rank: trace for rank, trace in traces.items() if trace.kind == kind}
-            places, early = starts(same, endings)
+            places, apart = starts(same, endings)
             tasks = [
                 (rank, trace, places.get(rank, Place(0, 0, 0)))
                 for rank, trace in traces.items()
                 if rank in places or matcher is not None
             ]
             indexes = read_all(tasks, matcher, processes, progress.add)
-            notes += _left_out(traces, same, early)
+            notes += _left_out(traces, same, apart)
             if compare:
                 cut = any(trace.cut for trace in same.values())
                 notes += ["the beginning of the files is gone: compared from the moment that all still hold"] * cut
@@ -170,11 +170,11 @@ def _notes(found: Found) -> list[str]:
     return notes
 
 
-def _left_out(traces: dict[int, Trace], same: dict[int, Trace], early: tuple[int, ...]) -> list[str]:
+def _left_out(traces: dict[int, Trace], same: dict[int, Trace], apart: tuple[int, ...]) -> list[str]:
     other = [rank for rank in traces if rank not in same]
     notes = [f"rank {rank_set(other)} wrote another kind of file, and was not compared"] if other else []
-    if early:
-        notes.append(f"rank {rank_set(early)} stopped before what the others' files still hold, and was not compared")
+    if apart:
+        notes.append(f"rank {rank_set(apart)} not compared: no time is in those files and in most of the others")
     return notes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 
 from mldebug.tracing._ring_read import RingReader
@@ -16,18 +16,25 @@ _SEARCHED = 4 << 20
 
 
 def starts(traces: dict[int, Trace], endings: dict[int, Ending]) -> tuple[dict[int, Place], tuple[int, ...]]:
-    """Where the comparison of each trace begins, and the ranks that ended before all others' traces begin.
+    """Where the comparison of each trace begins, and the ranks that are left out: they share no time with the others.
 
-    Whole traces begin at their first line. Otherwise they begin at the first moment that all of them still hold.
+    Whole traces begin at their first line. Otherwise they begin at a moment that as many as can be still hold.
     """
     if not any(trace.cut for trace in traces.values()):
         return {rank: Place(0, 0, 0) for rank in traces}, ()
-    begins = {rank: _begin(trace) for rank, trace in traces.items() if trace.cut}
-    moment = max(begins.values())
-    early = tuple(rank for rank in traces if endings[rank].stopped + 1 < moment)
-    places = {rank: _at(trace, moment) for rank, trace in traces.items() if rank not in early}
+    begins = {rank: _begin(trace) if trace.cut else trace.started for rank, trace in traces.items()}
+    ends = {rank: endings[rank].stopped + (0 if endings[rank].exact else 1) for rank in traces}
+    moment = _shared_moment(list(begins.values()), list(ends.values()))
+    places = {rank: _at(trace, moment) for rank, trace in traces.items() if begins[rank] <= moment <= ends[rank]}
     anchor = _anchor(traces, places)
-    return {rank: _skip_to(traces[rank], place, anchor) for rank, place in places.items()}, early
+    left_out = tuple(rank for rank in traces if rank not in places)
+    return {rank: _skip_to(traces[rank], place, anchor) for rank, place in places.items()}, left_out
+
+
+def _shared_moment(begins: list[float], ends: list[float]) -> float:
+    """The first moment at which most of the traces had begun and not ended."""
+    begins, ends = sorted(begins), sorted(ends)
+    return max(begins, key=lambda moment: bisect_right(begins, moment) - bisect_left(ends, moment))
 
 
 def _begin(trace: Trace) -> float:
@@ -38,7 +45,7 @@ def _begin(trace: Trace) -> float:
         except NOT_READABLE:
             return trace.started
         records = reader.records()
-        seconds = reader.seconds(records[0]) if records else 0.0
+        seconds = next((reader.seconds(record) for record in records if record), 0.0)
         reader.close()
         return trace.started + seconds
     for _, _, block in raw_blocks(trace):
