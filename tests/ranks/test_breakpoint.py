@@ -8,12 +8,36 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from .rank_kit import PROGRAMS, Typist, finish, start, torchrun
+from .rank_kit import PROGRAMS, Typist, below, finish, start, torchrun
 
 HELD = PROGRAMS / "held.py"
+
+
+def test_torchrun_that_sends_output_to_files(tmp_path) -> None:
+    command = torchrun("--redirects", "3", "--log-dir", tmp_path, HELD, "1", ranks=2)
+    with Typist(command) as typist:
+        typist.expect(r"look around")
+        typist.expect(r"\(Pdb rank 1\) ")
+        typist.type("p secret\nc\n")
+        assert typist.end() == 0
+    assert "1001" in typist.text
+    assert sorted(map(len, map(losses, (one.read_text() for one in tmp_path.rglob("stdout.log"))))) == [1, 1]
+
+
+def test_ctrl_c_under_torchrun_ends_all() -> None:
+    with Typist(torchrun(HELD, "1", ranks=2)) as typist:
+        typist.expect(r"\(Pdb rank 1\) ")
+        typist.expect("rank 0 waits")
+        ranks = [one for one in below(typist.pid) if one != typist.pid]
+        begin = time.monotonic()
+        typist.type("\x03")
+        assert typist.end() != 0
+        assert time.monotonic() - begin < 20  # torchrun kills what does not end in 30
+    assert not any(os.path.exists(f"/proc/{one}") for one in ranks)
 
 
 def losses(text: str) -> list[str]:
@@ -134,6 +158,26 @@ class TestCommands:
             answer = attach(socket_path, "p secret\nc\n")
             typist.expect("statuses .0, 0.")
         assert "1001" in answer
+
+
+PYTHONS = [sys.executable, *map(str, sorted(Path.home().glob(".pyenv/versions/3.1[0-3]*/bin/python")))]
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_on_each_python(python: str) -> None:
+    with Typist([python, *launched(2, "1")[1:]]) as typist:
+        typist.expect(r"\(Pdb rank 1\) ")
+        typist.type("w\n")
+        typist.expect(r"> \S*walk\.py\(\d+\)step\(\)")
+        typist.type("s\nn\np secret\nc\n")
+        assert typist.end() == 0
+    assert "1011" in typist.text and len(re.findall(r"^rank \d total", typist.text, re.M)) == 2
+    assert "mldebug/ranks/_breakpoint" not in typist.text
+    with Typist([python, *launched(2, "1")[1:]]) as typist:
+        typist.expect(r"\(Pdb rank 1\) ")
+        typist.type("q\n")
+        assert typist.end() == 1
+    assert "statuses [1, 1]" in typist.text and "Traceback" not in typist.text
 
 
 def attach(path: str, text: str) -> str:
