@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from mldebug.cli._parser import Parser, add_common, count, file_to_write, seconds
@@ -99,6 +100,7 @@ def _show(report: DistTestReport, how: dict[str, Any]) -> None:
 
     if report.ended == "no collector" and world().rank > 1:
         write(f"mldebug: rank {world().rank} on {os.uname().nodename}: {report.culprits[0].reason}\n", sys.stderr)
+        time.sleep(1.0)  # launchers end the others as soon as one of them leaves
         return
     emit(report, **how)
 

@@ -107,9 +107,10 @@ class Collector:
             else:
                 self._read(key.data)
         now = time.monotonic()
+        ping = {"t": "ping", "pids": [self.ranks["0"][name] for name in ("pid", "parent")] if "0" in self.ranks else []}
         for wire in list(self._wires):
             if wire.waits_to_write or now - self._pinged >= 1.0:
-                self._send(wire, {"t": "ping"})
+                self._send(wire, ping)
         if now - self._pinged >= 1.0:
             self._pinged = now
 
@@ -161,9 +162,7 @@ class Collector:
             self._wires[wire].append(int(rank))
             self._moves[int(rank)] = self._joined = self._moved = time.monotonic()
         mine = self.evidence["collector"]
-        zero = self.ranks.get("0", {}) if self.ranks.get("0", {}).get("host") == mine["host"] else {}
-        pids = [mine["pid"], *(zero[name] for name in ("pid", "parent") if zero)]
-        told = {"pid": mine["pid"], "pids": pids, "host": mine["host"], "boot": boot_id()}
+        told = {"pid": mine["pid"], "host": mine["host"], "boot": boot_id()}
         self._send(wire, {"t": "welcome", **told, "config": self.config.to_dict()})
 
     def _clash(self, rank: int, world: int) -> str:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,14 @@ class _Worker:
     local_rank: int
     process: subprocess.Popen[bytes]
     wire: Wire | None
-    waiting: list[Message] = field(default_factory=list)  # what it said before there was a collector
-    stack: str = ""
+    phase: str = "start"
 
 
 @dataclass
 class Unheard(Exception):
-    """The collector is missing, refuses or went silent; `why` is for people, `silent` if it was there before."""
+    """The collector is missing, refuses or went silent; `why` is for people."""
 
     why: str
-    silent: bool = False
 
 
 class Node:
@@ -90,6 +88,11 @@ class Node:
                 return report
             finally:
                 self._stop()
+
+    @property
+    def phase(self) -> str:
+        """Where the first of its ranks is."""
+        return self._workers[0].phase if self._workers else "start"
 
     # Starting
 
@@ -168,14 +171,12 @@ class Node:
                         return report
                     self._obey(message)
             except Gone as exc:
-                raise Unheard(f"its collector on {self.told['host']} has gone: {exc}", silent=True) from exc
+                raise Unheard(f"its collector (pid {self.told['pid']} on {self.told['host']}) has gone: {exc}") from exc
             silent = time.monotonic() - self.link.heard
             if silent > self.timeout:
                 stopped = ", as it is stopped (SIGSTOP)" if self._end_stopped_collector() else ""
                 host, pid = self.told["host"], self.told["pid"]
-                raise Unheard(
-                    f"its collector (pid {pid} on {host}) said nothing for {silent:.0f} s{stopped}", silent=True
-                )
+                raise Unheard(f"its collector (pid {pid} on {host}) said nothing for {silent:.0f} s{stopped}")
             if time.monotonic() - self._beat > 1.0:
                 self._beat = time.monotonic()
                 states = {str(one.rank): process_state(one.process.pid) for one in self._workers}
@@ -190,6 +191,7 @@ class Node:
             if one.wire is not None:
                 try:
                     for message in one.wire.receive():
+                        one.phase = message.get("phase", one.phase)
                         self._say({**message, "rank": one.rank})
                 except Gone:
                     one.wire.close()
@@ -201,6 +203,8 @@ class Node:
         if message.get("t") == "go":
             for one in self._workers:
                 self._give(one, message)
+        elif message.get("t") == "ping":
+            self.told["pids"] = message["pids"]
         elif message.get("t") == "stack":
             for one in self._workers:
                 if one.rank == message["rank"]:
@@ -256,9 +260,12 @@ class Node:
 
     def _end_stopped_collector(self) -> bool:
         """End one on this host that somebody stopped, with its rank 0: they would be left behind."""
-        pids = [int(pid) for pid in self.told["pids"]]
-        ours = [pid for pid in pids if self.told["boot"] == boot_id() and self.job in _environment(pid)]
-        stopped = [pid for pid in ours if process_state(pid) == "T"]
+        time.sleep(1.5)  # all others here are to see by themselves that it is silent
+        if self.told["boot"] != boot_id():
+            return False
+        known = [pid for pid in (self.told["pid"], *self.told.get("pids", ())) if self.job in _environment(pid)]
+        known += [parent for parent in map(_parent, known) if parent in self.told.get("pids", ())]
+        stopped = [pid for pid in known if process_state(pid) == "T"]
         for pid in stopped:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -270,6 +277,15 @@ def _environment(pid: int) -> str:
         return Path(f"/proc/{pid}/environ").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+        )
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _stack_text(threads: Sequence[dict[str, Any]]) -> str:

@@ -208,5 +208,5 @@ def _alone(options: Options, claim: Claim, local_rank: int, exc: Unheard, node: 
     evidence["missing_why"] = exc.why
     evidence["ended"] = "no collector"
     one = new_rank(claim.rank, local_rank, socket.gethostname(), boot_id(), os.getpid(), os.getpid())
-    evidence["ranks"][str(claim.rank)] = one
+    evidence["ranks"][str(claim.rank)] = {**one, "phase": node.phase}
     return replace(make_report(evidence, options.verbose), seconds=options.timeout)
