@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     ranks = {rank for some in args.rank for rank in some} or None
     lines = args.lines if args.lines is not None else (_ALL if args.grep else 40)
     shown = not (args.json or args.quiet)
+    progress = _Progress()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace") as spool:
 
         def keep(line: FoldedLine) -> None:
@@ -67,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
         every = lines == _ALL and shown
         count = 100_000 if lines == _ALL else lines
         report = logs(args.files, ranks=ranks, prefix=args.prefix, grep=args.grep, split=args.split,
-                      lines=0 if every else count, on_line=keep if every else None)  # fmt: skip
+                      lines=0 if every else count, on_line=keep if every else None, on_progress=progress)  # fmt: skip
+        progress.clear()
         emit(report, json=args.json, output=output, quiet=args.quiet, no_color=args.no_color)
         if every and spool.tell():
             spool.seek(0)
@@ -90,7 +92,22 @@ def _copy(spool: IO[str]) -> None:
 
 
 def _status(report: LogsReport) -> int:
-    return 0 if report.ok else 1
+    return 130 if report.interrupted else 0 if report.ok else 1
+
+
+class _Progress:
+    """How much has been read, on a terminal."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr is not None and sys.stderr.isatty()
+
+    def __call__(self, size: int) -> None:
+        if self._shown:
+            write(f"\rmldebug: {size / 1e6:,.0f} MB read", sys.stderr)
+
+    def clear(self) -> None:
+        if self._shown:
+            write("\r\x1b[K", sys.stderr)
 
 
 def _ranks(text: str) -> set[int]:

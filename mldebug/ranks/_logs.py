@@ -29,6 +29,7 @@ def logs(
     split: str | os.PathLike[str] | None = None,
     lines: int = 40,
     on_line: Callable[[FoldedLine], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> LogsReport:
     """Sort out the logs of a job: whose line is it, which tracebacks are there, and which of them came first.
 
@@ -36,7 +37,8 @@ def logs(
     the report keeps the last `lines` of them, and `on_line` is called with each. Ranks may be chosen (`ranks`), and
     lines by a regular expression (`grep`). `prefix` describes a prefix that is not recognised by itself, as a format
     (`"<{rank}> "`) or a regular expression; `split` is a folder for one file a rank. A file that cannot be read is a
-    MldebugError. Memory stays bounded: logs of 10 GB and 1,024 ranks are read in one pass.
+    MldebugError. Memory stays bounded: logs of 10 GB and 1,024 ranks are read in one pass; `on_progress` is told now and
+    then how many bytes that were.
 
         report = logs("slurm-4711.out")
         print(report.text()); report.tracebacks[0].ranks
@@ -68,6 +70,7 @@ def logs(
         kept.append(entry)
 
     reading.window = Window(out)
+    reading.progress = on_progress
     reading.read(find_logs(names))
     return make_report(reading, tuple(_folded(entry, reading.sources) for entry in kept))
 
@@ -82,6 +85,9 @@ def _folded(entry: Entry, sources: Sources) -> FoldedLine:
         names_of(entry.differs),
         entry.line,
     )
+
+
+_TOLD = 16 << 20  # bytes between two words of progress
 
 
 class _File:
@@ -104,6 +110,7 @@ class _Reading:
     """One pass over the files."""
 
     window: Window
+    progress: Callable[[int], None] | None = None
 
     def __init__(self, own: Prefixes | None, ranks: frozenset[int] | None, split: Split | None) -> None:
         self.sources = Sources()
@@ -118,6 +125,7 @@ class _Reading:
         self.names: list[str] = []
         self.used: list[str] = []  # a prefix of each kind, as it was found
         self.notes: list[str] = []
+        self.interrupted = False
         self._own = own
         self.ranks = ranks
         self._open = 0  # tracebacks under way
@@ -139,11 +147,16 @@ class _Reading:
         for state in states.values():  # what was tried first is read first
             attempt = re.search(r"attempt_(\d+)[/\\]", state.file.path)
             groups.setdefault(int(attempt[1]) if attempt else 0, []).append(state.file)
+        told = 0
         try:
             for _attempt, files in sorted(groups.items()):
                 for file, data in in_turns(files):
                     self._piece(states[id(file)], data)
+                    if self.progress is not None and self.size - told > _TOLD:
+                        told = self.size
+                        self.progress(told)
         except KeyboardInterrupt:
+            self.interrupted = True
             self.notes.append("interrupted: this is what was read until then")
         for state in states.values():
             for one in state.weave.open:

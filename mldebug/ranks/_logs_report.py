@@ -94,6 +94,7 @@ class LogsReport(Report):
     folded_lines: int = 0
     split_files: int = 0
     notes: tuple[str, ...] = ()
+    interrupted: bool = False  # by Ctrl-C: there is more in the log
 
     @property
     def ok(self) -> bool:
@@ -250,6 +251,7 @@ def make_report(reading: _Reading, folded: tuple[FoldedLine, ...]) -> LogsReport
         reading.window.folded,
         reading.split_files,
         tuple(_notes(reading, names)),
+        reading.interrupted,
     )
 
 

@@ -484,6 +484,17 @@ def test_split(tmp_path: Path) -> None:
         read(tmp_path, text, split=folder)
 
 
+def test_ctrl_c_gives_what_was_read_until_then(tmp_path: Path) -> None:
+    def stop(size: int) -> None:
+        raise KeyboardInterrupt
+
+    text = prefixed("[rank1]: ", BAD_SHAPE) + "[rank0]: a line of a long log that goes on and on\n" * 800_000
+    report = read(tmp_path, text, on_progress=stop)
+    assert report.interrupted
+    assert report.lines < 500_000
+    assert report.tracebacks[0].ranks == (1,)
+
+
 def test_many_kinds_and_messages_stay_bounded(tmp_path: Path) -> None:
     text = "".join(
         prefixed("[rank0]: ", TRACEBACK.format(argument="x", exception=f"ValueError: {number}"))
