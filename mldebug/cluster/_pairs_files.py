@@ -264,3 +264,33 @@ def _checked(document: Mapping[str, Any], file: str) -> PairsEvidence:
     if isinstance(rounds, list) and len(rounds) == len(columns["src"]):
         evidence["round"] = rounds
     return evidence
+
+
+def merge_pairs(parts: Sequence[PairsEvidence]) -> PairsEvidence:
+    """Several matrices as one; what some of them lack (latencies, rounds) is empty there.
+
+    merge_pairs([load_pairs("rack1.csv"), load_pairs("rack2.csv")])
+    """
+    if len(parts) == 1:
+        return parts[0]
+    number: dict[str, int] = {}
+    whole: PairsEvidence = {
+        "schema": SCHEMA, "gpus": [], "src": [], "dst": [], "gbps": [], "status": [], "notes": [],
+    }  # fmt: skip
+    latency: list[float | None] = []
+    rounds: list[int | None] = []
+    for part in parts:
+        at = [number.setdefault(name, len(number)) for name in part["gpus"]]
+        whole["src"] += [at[src] for src in part["src"]]
+        whole["dst"] += [at[dst] for dst in part["dst"]]
+        whole["gbps"] += part["gbps"]
+        whole["status"] += part["status"]
+        whole["notes"] += part["notes"]
+        latency += part.get("latency_us") or [None] * len(part["src"])
+        rounds += part.get("round") or [None] * len(part["src"])
+    whole["gpus"] = list(number)
+    if any(value is not None for value in latency):
+        whole["latency_us"] = latency
+    if any(value is not None for value in rounds):
+        whole["round"] = rounds
+    return whole
