@@ -15,7 +15,7 @@ from mldebug.core.scope import Scope
 from mldebug.ranks._lines_out import LineStream, plain_stream
 from mldebug.ranks._lock import BOUND
 from mldebug.ranks._ordered import in_order
-from mldebug.ranks._prefix import Prefix, whoami
+from mldebug.ranks._prefix import Prefix, in_line, no_prefix, whoami
 from mldebug.ranks._printflock import as_text
 from mldebug.ranks._write import is_plain, write_whole
 
@@ -60,6 +60,7 @@ class LockedOutput(Scope):
         self._known: list[Any] = []
         self._stderr: Any = None
         self._print: Any = None
+        self._init: Any = None  # of logging.StreamHandler
 
     def start(self) -> None:
         self._streams, self._befores, self._handlers = {}, {}, []
@@ -86,10 +87,7 @@ class LockedOutput(Scope):
             stream.end()
             if getattr(sys, name) is stream:
                 setattr(sys, name, _still_on(self._befores[name]))
-        for handler, before, stream in self._handlers:
-            stream.end()
-            if handler.stream is stream:
-                handler.setStream(_still_on(before))
+        self._unwrap_handlers()
 
     def show(self, text: str, stream: Any) -> None:
         """One text to stdout or stderr."""
@@ -97,6 +95,8 @@ class LockedOutput(Scope):
             return
         if self._prefix is not None:
             text = self._prefix.before_lines(text, stream)
+        elif in_line:
+            no_prefix(text, stream)
         write_whole(stream, text, self._timeout)
 
     def print(self, text: str, stream: Any) -> None:
@@ -121,18 +121,42 @@ class LockedOutput(Scope):
         return LineStream(plain, show)
 
     def _wrap_handlers(self) -> None:
+        """Those that are there, and those that are made from now on."""
         loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-        handlers = {id(one): one for logger in loggers for one in getattr(logger, "handlers", ())}
-        for handler in handlers.values():
-            if not isinstance(handler, logging.StreamHandler) or "stream" not in vars(handler):
-                continue
-            before = handler.stream
-            if before is None or before in self._streams.values():
-                continue
-            if self.is_known(before) or is_plain(plain_stream(before)):
-                stream = self._lines(before)
-                self._handlers.append((handler, before, stream))
-                handler.setStream(stream)
+        for handler in {id(one): one for logger in loggers for one in getattr(logger, "handlers", ())}.values():
+            self._wrap_handler(handler)
+        before = logging.StreamHandler.__init__
+
+        @functools.wraps(before)
+        def init(handler: Any, *args: Any, **kwargs: Any) -> None:
+            before(handler, *args, **kwargs)
+            if not init.over:  # type: ignore[attr-defined]
+                self._wrap_handler(handler)
+
+        init.over, init.before = False, before  # type: ignore[attr-defined]
+        logging.StreamHandler.__init__ = self._init = init  # type: ignore[method-assign]
+
+    def _wrap_handler(self, handler: Any) -> None:
+        if not isinstance(handler, logging.StreamHandler) or "stream" not in vars(handler):
+            return
+        before = handler.stream
+        if before is None or before in self._streams.values():
+            return
+        if self.is_known(before) or is_plain(plain_stream(before)):
+            stream: Any = self._lines(before)
+            self._handlers.append((handler, before, stream))
+            handler.setStream(stream)
+
+    def _unwrap_handlers(self) -> None:
+        if self._init is not None:
+            self._init.over = True
+            if logging.StreamHandler.__init__ is self._init:
+                logging.StreamHandler.__init__ = _still_on(self._init.before)  # type: ignore[method-assign]
+            self._init = None
+        for handler, before, stream in self._handlers:
+            stream.end()
+            if handler.stream is stream:
+                handler.setStream(_still_on(before))
 
 
 def _show_whole(text: str, stream: Any, timeout: float) -> None:

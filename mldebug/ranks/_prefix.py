@@ -41,7 +41,6 @@ class Prefix:
 
     def __init__(self, form: str) -> None:
         self._form = form if form[-1:].isspace() else form + " "
-        self._in_line: set[int] = set()  # streams where our last text ended in the middle of a line
         try:
             self._form.format(**_EXAMPLE)
         except (LookupError, ValueError, AttributeError) as exc:
@@ -58,12 +57,21 @@ class Prefix:
         """`text` with the prefix at the start of each line, and of what a progress bar writes after a \\r."""
         if not text:
             return text
-        started = id(stream) in self._in_line
-        (self._in_line.discard if text[-1] in "\r\n" else self._in_line.add)(id(stream))
+        started = id(stream) in in_line
+        (in_line.discard if text[-1] in "\r\n" else in_line.add)(id(stream))
         now = self._form.format(**whoami(), pid=os.getpid(), time=time.strftime("%H:%M:%S"))
         # After a newline always, after a \r only where something follows that can be seen: bars clear themselves.
         marked = _STARTS.sub(lambda start: start.group() + now, text)
         return marked if started or _BAR.match(text) else now + marked
+
+
+in_line: set[int] = set()  # ids of the streams where the last text with a prefix ended in the middle of a line
+
+
+def no_prefix(text: str, stream: Any) -> None:
+    """Note that a text without a prefix goes to `stream`: it may end the line."""
+    if text[-1:] in ("\r", "\n"):
+        in_line.discard(id(stream))
 
 
 _EXAMPLE = {"host": "node7", "rank": 0, "local_rank": 0, "world_size": 1, "pid": 4711, "time": "12:00:00"}

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from mldebug.ranks._prefix import Prefix, whoami
+from mldebug.ranks._ordered import in_order
+from mldebug.ranks._prefix import Prefix, in_line, no_prefix, whoami
 from mldebug.ranks._write import write_whole
 
 
@@ -47,9 +48,9 @@ def printflock(
         builtins.print("", end="", file=stream, flush=True)  # raises as print does
     if prefix:
         text = Prefix.of(prefix).before_lines(text, stream)
+    elif in_line:
+        no_prefix(text, stream)
     if ordered:
-        from mldebug.ranks._ordered import in_order
-
         with in_order(print_ranks):
             write_whole(stream, text)
     else:

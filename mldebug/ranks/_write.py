@@ -168,13 +168,14 @@ def _drain(line: _Line, patience: float | None = None) -> None:
     part of the line gone: the kernel would begin that write anew afterwards."""
     sent = line.sent
     view: Any = memoryview(line.data)
+    write: Any = os.write
     while sum(sent) < len(view):
         if not _wait(line.fd, patience):
             return
         # What the rest is, is found in the same call of C: a handler just before may have written some of it.
         pieces = map(slice, map(sum, (sent,)), map(sum, (sent,), (_PIECE,)))
         with contextlib.suppress(BlockingIOError):
-            sent.extend(map(os.write, (line.fd,), map(operator.getitem, (view,), pieces)))
+            sent.extend(map(write, (line.fd,), map(operator.getitem, (view,), pieces)))
 
 
 def _wait(fd: int, seconds: float | None = None) -> bool:

@@ -115,6 +115,8 @@ def test_prefix_and_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     printflock("y", prefix="{time} ")
     printflock("begin ", end="", prefix="{rank}:")
     printflock("end", prefix="{rank}:")
+    printflock("begin ", end="", prefix="{rank}:")
+    printflock("end")
     printflock("\r 50%", end="", prefix="{rank}:")
     printflock("\r100%\r\n", end="", prefix="{rank}:")
     for ranks in ([0, 7], [3], range(4), {2}):
@@ -126,7 +128,15 @@ def test_prefix_and_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert lines[3] == f"03/8 1 {os.getpid()}| x"
     assert lines[4][2] == lines[4][5] == ":"
     assert lines[4].endswith(" y")
-    assert lines[5:] == ["3: begin end", "\r3:  50%\r3: 100%\r", "ranks [3]", "ranks range(0, 4)", "3 here", ""]
+    assert lines[5:] == [
+        "3: begin end",
+        "3: begin end",
+        "\r3:  50%\r3: 100%\r",
+        "ranks [3]",
+        "ranks range(0, 4)",
+        "3 here",
+        "",
+    ]
 
 
 @pytest.mark.parametrize("prefix", ["{step}", "{", "{0}", "{rank:q}", "{rank.x}"])
