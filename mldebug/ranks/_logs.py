@@ -37,8 +37,8 @@ def logs(
     the report keeps the last `lines` of them, and `on_line` is called with each. Ranks may be chosen (`ranks`), and
     lines by a regular expression (`grep`). `prefix` describes a prefix that is not recognised by itself, as a format
     (`"<{rank}> "`) or a regular expression; `split` is a folder for one file a rank. A file that cannot be read is a
-    MldebugError. Memory stays bounded: logs of 10 GB and 1,024 ranks are read in one pass; `on_progress` is told now and
-    then how many bytes that were.
+    MldebugError. Memory stays bounded: logs of 10 GB and 1,024 ranks are read in one pass; `on_progress` is told now
+    and then how many bytes that were.
 
         report = logs("slurm-4711.out")
         print(report.text()); report.tracebacks[0].ranks
