@@ -33,10 +33,20 @@ def heat_lines(cells: Grid, off: Any, z: Any, width: int = 80) -> list[str]:
     return lines
 
 
+def _short_hosts(cells: Grid) -> list[str]:
+    """Host names without their domains, where they differ without."""
+    short = [host if host.replace(".", "").isdecimal() else host.partition(".")[0] for host in cells.hosts]
+    return short if len(set(short)) == len(short) else cells.hosts
+
+
 def _gpu_lines(cells: Grid, off: Any, bad: Any, rows: Any, columns: Any) -> list[str]:
     """GBps of each pair, or per cent of what its siblings reach where GBps would not fit."""
     block = cells.rate[np.ix_(rows, columns)]
     known = block[np.isfinite(block)]
+    hosts = _short_hosts(cells)
+    names = {
+        row: _tail(hosts[cells.node[row]] + cells.names[row][len(cells.hosts[cells.node[row]]) :], 8) for row in rows
+    }
     fits = not len(known) or np.exp(known.max()) < 999.5
     lines = [
         f"{'GBps' if fits else '% of what siblings reach'}, from the row to the column; ! is bad",
@@ -54,7 +64,7 @@ def _gpu_lines(cells: Grid, off: Any, bad: Any, rows: Any, columns: Any) -> list
             else:
                 value = np.exp(cells.rate[row, column]) if fits else 100 * np.exp(off[row, column])
                 parts.append(f"{number(value):>3}{'!' if bad[row, column] else ' '}")
-        lines.append(f"{row:>3} {_tail(cells.names[row], _LABEL - 5):<{_LABEL - 5}} {''.join(parts)}".rstrip())
+        lines.append(f"{row:>3} {names[row]:<{_LABEL - 5}} {''.join(parts)}")
     return [line.rstrip() for line in lines]
 
 
@@ -64,7 +74,7 @@ def _node_lines(cells: Grid, off: Any, bad: Any, room: int) -> tuple[list[str], 
     wrong, failed = by_nodes(cells, bad), by_nodes(cells, cells.failed > 0)
     total = by_nodes(cells, np.where(np.isfinite(off) & (cells.failed == 0), off, 0))
     count = by_nodes(cells, np.isfinite(off) & (cells.failed == 0))
-    nodes = len(cells.hosts)
+    nodes, hosts = len(cells.hosts), _short_hosts(cells)
     shown = np.arange(nodes) if nodes <= room else _worst(wrong.sum(axis=0) + wrong.sum(axis=1), room)
     some = "" if nodes <= room else f" {room} of {nodes} nodes, those with most bad pairs among them."
     lines = [
@@ -84,7 +94,7 @@ def _node_lines(cells: Grid, off: Any, bad: Any, room: int) -> tuple[list[str], 
             else:
                 level = 100 * np.exp(total[row, column] / max(count[row, column], 1))
                 parts.append(f"{min(level, 999):>3.0f}{mark}" if count[row, column] else f"  -{mark}")
-        lines.append(f"{row:>3} {_tail(cells.hosts[row], _LABEL - 5):<{_LABEL - 5}} {''.join(parts)}")
+        lines.append(f"{row:>3} {_tail(hosts[row], _LABEL - 5):<{_LABEL - 5}} {''.join(parts)}")
     share = wrong / np.maximum(measured, 1)
     worst = np.unravel_index(int(np.argmax(share * 1e6 + wrong)), share.shape) if wrong.any() else None
     return [line.rstrip() for line in lines], None if worst is None else (int(worst[0]), int(worst[1]))

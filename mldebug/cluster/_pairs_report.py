@@ -51,7 +51,8 @@ class PairsReport(Report):
     @property
     def counts(self) -> dict[str, int]:
         """How many pairs ended in each way; those without any are left out."""
-        found = Counter(self.evidence["status"])
+        ends = zip(self.evidence["src"], self.evidence["dst"], self.evidence["status"], strict=True)
+        found = Counter(status for src, dst, status in ends if src != dst)
         return {status: found[status] for status in STATUSES if found[status]}
 
     @property
