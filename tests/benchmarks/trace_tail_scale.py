@@ -27,8 +27,10 @@ from mldebug.tracing._tail import trace_tail
 report = trace_tail(sys.argv[1], pattern="optimizer", processes=int(sys.argv[2]))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 peak += int(sys.argv[2]) * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+cpu = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 found = [[parting.place, parting.iteration, parting.times, len(parting.ways)] for parting in report.partings]
-print(json.dumps([report.bytes, report.seconds, report.seconds_to_endings, peak, found]))
+print(json.dumps([report.bytes, report.seconds, report.seconds_to_endings, peak, cpu, found]))
 """
 _LINES_A_STEP = 60
 
@@ -43,7 +45,7 @@ def main() -> None:
     args = parser.parse_args()
     print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs")
     print(
-        f"{'files':>6} {'MB each':>8} {'logs':>5} {'first answer':>13} {'all':>9} {'MB/s':>6} {'s/GB':>6} {'peak':>7}"
+        f"{'files':>6} {'MB each':>8} {'logs':>5} {'first answer':>13} {'all':>9} {'MB/s':>6} {'s/GB':>6} {'CPU s/GB':>8} {'peak':>7}"
     )
     for logs in (False, True):
         for files, size in ((args.many, 1e6), (args.large, args.gigabytes * 1e9)):
@@ -59,10 +61,10 @@ def _measure(folder: Path, files: int, size: int, logs: bool, processes: int) ->
         program = [sys.executable, "-c", _READ, str(where), str(processes)]
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=True, env=env)
-        total, seconds, first, peak, found = json.loads(done.stdout)
+        total, seconds, first, peak, cpu, found = json.loads(done.stdout)
         print(
             f"{files:>6} {size / 1e6:>8.0f} {'yes' if logs else 'no':>5} {first:>11.3f} s {seconds:>7.2f} s "
-            f"{total / seconds / 1e6:>6.0f} {seconds / total * 1e9:>6.2f} {peak:>4.0f} MB  {found}",
+            f"{total / seconds / 1e6:>6.0f} {seconds / total * 1e9:>6.2f} {cpu / total * 1e9:>8.2f} {peak:>4.0f} MB  {found}",
             flush=True,
         )
     finally:

@@ -101,22 +101,26 @@ def test_wrong_usage_is_two_lines(tmp_path: Path, healthy: Path) -> None:
         assert len(str(caught.value).splitlines()) == 2 and isinstance(caught.value, MldebugError)
 
 
-def test_several_processes_find_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_processes_find_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mldebug.tracing._tail_pool._WORTH", 0)
     for rank in range(4):
-        write_trace(tmp_path, rank, loop(200_000, _step) + ([line(9, "break")] if rank == 3 else []))
+        write_trace(tmp_path, rank, loop(20_000, _step) + ([line(9, "break")] if rank == 3 else []))
     texts = []
     for jobs in ("1", "3"):
         run(tmp_path, "--jobs", jobs, "--pattern", "model")
         texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[1] and "200,00" in texts[0]
+    assert texts[0] == texts[1] and "20,001  rank 0-3" in texts[0]
 
 
 def test_ctrl_c_ends_with_what_is_known(tmp_path: Path) -> None:
     for rank in range(4):
-        write_trace(tmp_path, rank, loop(600_000, _step), seconds=4 if rank == 1 else 3000)
-    program = (
+        write_trace(tmp_path, rank, [*loop(20, _step), line(9, "x" * 60)], seconds=4 if rank == 1 else 3000)
+    program = (  # a pattern that takes for ever
+        "from mldebug.tracing import _tail_pool; _tail_pool._WORTH = 0; "
         "import sys; from tests.cli.test_trace_tail import run; print('ready', flush=True); "
-        "sys.exit(run(sys.argv[1], '--pattern', 'a.*b.*c.*d', '--jobs', '2'))"
+        "sys.exit(run(sys.argv[1], '--pattern', '(x+x+)+y', '--jobs', '2'))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)],
@@ -128,7 +132,7 @@ def test_ctrl_c_ends_with_what_is_known(tmp_path: Path) -> None:
         start_new_session=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    time.sleep(0.5)
+    time.sleep(1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: children too
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err

@@ -42,7 +42,7 @@ _LINES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(_HEADS, _LINES), min_size=1, max_size=5), st.sampled_from([None, b".", b"x", b"^$", b"\\s+"]))
 def test_any_bytes_are_read(files: list[tuple[bytes, list[bytes]]], pattern: bytes | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def test_any_bytes_are_read(files: list[tuple[bytes, list[bytes]]], pattern: byt
         _read(folder, pattern)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, Layout(SMALLEST).end - 9), st.binary(min_size=1, max_size=8)), max_size=30))
 def test_any_ring_is_read(damage: list[tuple[int, bytes]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
