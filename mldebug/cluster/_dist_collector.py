@@ -277,7 +277,7 @@ class Collector:
         if self._trouble and now - self._trouble > _GRACE:
             return "a rank failed"
         timeout = self.config.timeout
-        if len(self.ranks) < self.config.world and (now - self._joined > timeout or self.evidence["hosts"]):
+        if len(self.ranks) < self.config.world and (now - self._joined > timeout or self._rest_is_here()):
             return f"not all ranks came within {timeout:g} s of each other"
         for rank, one in self.ranks.items():
             wire = self._of.get(int(rank))
@@ -291,6 +291,11 @@ class Collector:
         starting = any(one["phase"] in _STARTING for one in self.ranks.values())
         limit = max(timeout, self.config.start_timeout) if starting else timeout
         return f"no rank got on for {limit:g} s" if now - self._moved > limit else ""
+
+    def _rest_is_here(self) -> bool:
+        """Whether only ranks of hosts that failed are missing."""
+        failed, plan = self.evidence["hosts"], self.evidence.get("plan", {})
+        return bool(failed) and all(rank in self.ranks or host in failed for rank, host in plan.items())
 
     def _fatal(self) -> bool:
         """Whether what is known before the first collective makes it useless to go on."""

@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -15,19 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from mldebug.cluster._dist_collector import Collector
 from mldebug.cluster._dist_local import devices_here
-from mldebug.cluster._dist_node import Node, Unheard
+from mldebug.cluster._dist_node import Node, Unheard, ends_on_sigterm
 from mldebug.cluster._dist_report import DistTestReport, make_report, read_report
 from mldebug.cluster._dist_where import Where, own_addresses
 from mldebug.cluster._dist_wire import listen
-from mldebug.core.errors import UsageError
-from mldebug.core.launch import Call, Ending, call_all, ssh_command
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.launch import ssh_command
 
 if TYPE_CHECKING:
     from mldebug.cluster._dist_test import Options
 
 # So that a host has the settings that ranks on it will have.
 _PASSED = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_", "UCX_", "FI_", "OMP_NUM_THREADS", "CUDA_DEVICE_ORDER", "HSA_")
-_LONGEST = 86400.0
 
 
 def launch_hosts(options: Options, show: Callable[[DistTestReport], None] | None) -> DistTestReport:
@@ -51,42 +52,81 @@ def launch_hosts(options: Options, show: Callable[[DistTestReport], None] | None
     collector.evidence["plan"] = {str(rank): options.hosts[rank // count] for rank in range(world)}
     port = listener.getsockname()[1]
     passed = {key: value for key, value in os.environ.items() if key.startswith(_PASSED)}
-    calls = []
+    commands = {}
     for number, host in enumerate(options.hosts):
         told = {
             "ranks": [[number * count + local, local] for local in range(count)], "world": world, "job": name,
             "hosts": addresses, "port": port, "timeout": options.timeout, "env": passed,
         }  # fmt: skip
         words = [options.python or sys.executable, "-m", "mldebug.cluster._dist_hosts", json.dumps(told)]
-        command = ssh_command(host, words, options.timeout, options.ssh)
-        calls.append(Call(host, command, time.monotonic() + _LONGEST))
+        commands[host] = ssh_command(host, words, options.timeout, options.ssh)
     found: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: found.append(collector.run()), name="mldebug-collector", daemon=True)
     thread.start()
-
-    def done(ending: Ending) -> None:
-        """A client that ends before its host has reported could not start anything there."""
-        if ending.code and not any(one["done"] or one["lost"] for one in _of(collector, ending.call.host)):
-            last = ending.complaint.strip().splitlines()[-1:] or [f"ssh ended with status {ending.code}"]
-            if not _of(collector, ending.call.host):
-                collector.host_failed(ending.call.host, f"no rank could be started there: {last[0][:200]}")
-
-    try:
-        call_all(calls, read=lambda call, data: None, done=done, fanout=len(calls))
-    except KeyboardInterrupt:
-        collector.interrupt()
-        thread.join(1.0)
-        raise
-    thread.join(10.0)
+    clients = {}
+    with ends_on_sigterm():
+        try:
+            for host, command in commands.items():
+                clients[host] = _Client(host, command)
+            while thread.is_alive():
+                for client in clients.values():
+                    if (why := client.failure()) and not _came(collector, client.host):
+                        collector.host_failed(client.host, why)
+                time.sleep(0.1)
+        except KeyboardInterrupt:
+            collector.interrupt()
+            thread.join(3.0)
+            raise
+        finally:
+            for client in clients.values():
+                client.end()
     report = read_report(found[0], options.verbose) if found else make_report(collector.evidence, options.verbose)
     if show is not None:
         show(report)
     return report
 
 
-def _of(collector: Collector, host: str) -> list[dict[str, Any]]:
-    ranks = {rank for rank, where in collector.evidence["plan"].items() if where == host}
-    return [one for rank, one in list(collector.ranks.items()) if rank in ranks]
+def _came(collector: Collector, host: str) -> bool:
+    return any(collector.evidence["plan"][rank] == host for rank in list(collector.ranks))
+
+
+class _Client:
+    """An ssh that runs; what comes from its host is passed on to our stderr."""
+
+    def __init__(self, host: str, command: tuple[str, ...]) -> None:
+        self.host = host
+        self.last = ""
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                errors="replace", start_new_session=True,
+            )  # fmt: skip
+        except OSError as exc:
+            reason = (exc.strerror or str(exc)).lower()
+            raise MldebugError(f"cannot run {command[0]}: {reason}", "check what `ulimit -a` allows") from exc
+        threading.Thread(target=self._pass_on, daemon=True).start()
+
+    def failure(self) -> str:
+        """Why no ranks are there, if the client has ended in the meantime."""
+        if not self.process.poll():
+            return ""
+        time.sleep(0.1)  # its last words may be under way
+        return f"no rank could be started there: {self.last or f'ssh ended with status {self.process.returncode}'}"
+
+    def end(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(OSError):
+                os.killpg(self.process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.5)
+
+    def _pass_on(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.last = line.strip()[:200] or self.last
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"{self.host}: {line}")
+        self.process.stdout.close()
 
 
 def main() -> int:

@@ -148,7 +148,7 @@ def _silent(evidence: Evidence) -> Iterator[Culprit]:
 
 
 def _missing(evidence: Evidence) -> Iterator[Culprit]:
-    if evidence["ended"] in ("", "interrupted") and not evidence["hosts"]:
+    if evidence["ended"] in ("", "interrupted"):
         return  # they may still come
     for rank in range(evidence["world"]):
         if str(rank) not in evidence["ranks"]:

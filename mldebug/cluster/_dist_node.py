@@ -73,7 +73,7 @@ class Node:
 
     def run(self, show: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
         """`show(report)` is called for rank 0, while the others are still there."""
-        with _ends_on_sigterm():
+        with ends_on_sigterm():
             try:
                 self._start()
                 self._connect()
@@ -100,6 +100,7 @@ class Node:
         root = str(Path(__file__).resolve().parent.parent.parent)
         base = dict(os.environ if self.env is None else self.env)
         base["PYTHONPATH"] = os.pathsep.join(filter(None, [root, base.get("PYTHONPATH")]))
+        base.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of addresses without a name
         for rank, local_rank in self.ranks:
             ours, theirs = socket.socketpair()
             env = {
@@ -174,7 +175,8 @@ class Node:
                 raise Unheard(f"its collector (pid {self.told['pid']} on {self.told['host']}) has gone: {exc}") from exc
             silent = time.monotonic() - self.link.heard
             if silent > self.timeout:
-                stopped = ", as it is stopped (SIGSTOP)" if self._end_stopped_collector() else ""
+                time.sleep(1.5)  # all others here are to see by themselves that it is silent
+                stopped = ", as it is stopped (SIGSTOP)" if self.told["pid"] in self._stopped_here() else ""
                 host, pid = self.told["host"], self.told["pid"]
                 raise Unheard(f"its collector (pid {pid} on {host}) said nothing for {silent:.0f} s{stopped}")
             if time.monotonic() - self._beat > 1.0:
@@ -258,18 +260,19 @@ class Node:
         if self.link is not None:
             self.link.close()
 
-    def _end_stopped_collector(self) -> bool:
-        """End one on this host that somebody stopped, with its rank 0: they would be left behind."""
-        time.sleep(1.5)  # all others here are to see by themselves that it is silent
+    def _stopped_here(self) -> list[int]:
+        """The collector and the processes of rank 0, where they are on this host and somebody stopped them."""
         if self.told["boot"] != boot_id():
-            return False
+            return []
         known = [pid for pid in (self.told["pid"], *self.told.get("pids", ())) if self.job in _environment(pid)]
         known += [parent for parent in map(_parent, known) if parent in self.told.get("pids", ())]
-        stopped = [pid for pid in known if process_state(pid) == "T"]
-        for pid in stopped:
+        return [pid for pid in known if process_state(pid) == "T"]
+
+    def end_stopped(self) -> None:
+        """End those: they would be left behind. Launchers end everything as soon as one has ended, so this is last."""
+        for pid in self._stopped_here() if self.told else ():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        return int(self.told["pid"]) in stopped
 
 
 def _environment(pid: int) -> str:
@@ -304,7 +307,7 @@ def _stderr() -> int:
 
 
 @contextlib.contextmanager
-def _ends_on_sigterm() -> Iterator[None]:
+def ends_on_sigterm() -> Iterator[None]:
     """While entered, SIGTERM raises, so that what was started is ended too."""
 
     def leave(number: int, frame: object) -> None:

@@ -165,6 +165,7 @@ def _join(options: Options, claim: Claim, show: Show | None) -> DistTestReport:
         report = _alone(options, claim, local_rank, exc, node)
         if show is not None:
             show(report)
+        node.end_stopped()
         return report
     finally:
         if process is not None:
