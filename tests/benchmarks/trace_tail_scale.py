@@ -44,9 +44,8 @@ def main() -> None:
     parser.add_argument("--folder", default=tempfile.gettempdir())
     args = parser.parse_args()
     print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs")
-    print(
-        f"{'files':>6} {'MB each':>8} {'logs':>5} {'first answer':>13} {'all':>9} {'MB/s':>6} {'s/GB':>6} {'CPU s/GB':>8} {'peak':>7}"
-    )
+    heads = ("files", "MB each", "logs", "answer", "all", "MB/s", "s/GB", "CPU s/GB", "peak MB")
+    print("  ".join(f"{head:>8}" for head in heads))
     for logs in (False, True):
         for files, size in ((args.many, 1e6), (args.large, args.gigabytes * 1e9)):
             if files:
@@ -62,11 +61,10 @@ def _measure(folder: Path, files: int, size: int, logs: bool, processes: int) ->
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=True, env=env)
         total, seconds, first, peak, cpu, found = json.loads(done.stdout)
-        print(
-            f"{files:>6} {size / 1e6:>8.0f} {'yes' if logs else 'no':>5} {first:>11.3f} s {seconds:>7.2f} s "
-            f"{total / seconds / 1e6:>6.0f} {seconds / total * 1e9:>6.2f} {cpu / total * 1e9:>8.2f} {peak:>4.0f} MB  {found}",
-            flush=True,
-        )
+        figures = (files, size / 1e6, "yes" if logs else "no", f"{first:.3f} s", f"{seconds:.1f} s")
+        rates = (total / seconds / 1e6, seconds / total * 1e9, cpu / total * 1e9, peak)
+        cells = [str(round(one)) if isinstance(one, float) else str(one) for one in figures]
+        print("  ".join(f"{cell:>8}" for cell in [*cells, *(f"{rate:.1f}" for rate in rates)]), found, flush=True)
     finally:
         shutil.rmtree(where)
 
