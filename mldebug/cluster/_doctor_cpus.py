@@ -192,7 +192,7 @@ def _near(node: Node, seen: Any) -> Iterator[Finding]:
             troubles.append(warn(check, says, _BIND, where(gpu)))
     if not known and not troubles:
         virtual = part(node, "pci", "virtual")
-        why = f"a virtual machine ({virtual}) hides which CPUs are near" if virtual else "sysfs does not tell it"
+        why = f"{virtual} hides which CPUs are near" if virtual else "sysfs does not tell it"
         yield unseen(check, why, "NCCL_TOPO_FILE=FILE of your cloud tells NCCL, where there is one" if virtual else "")
         return
     yield from settle(check, troubles, f"CPUs near each of {known} GPUs may be used")

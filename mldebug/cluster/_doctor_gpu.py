@@ -212,11 +212,15 @@ def _throttle(node: Node) -> Iterator[Finding]:
         troubles += _slower(group, loads, "h2d_gbps", 0.7, "GBps from the host", "PCIe copies")
     clocks = [load["sm_clock"] for load in loads.values() if "sm_clock" in load]
     if clocks:
-        yield from settle(check, troubles, f"{min(clocks)} to {max(clocks)} MHz under load")
+        yield from settle(check, troubles, f"{_span(clocks)} MHz under load")
     else:
         yield from settle(check, troubles, "nothing slows them down now; --load looks under load")
     if why := part(node, "load", "why"):
         yield unseen("load", str(why))
+
+
+def _span(values: list[Any]) -> str:
+    return f"{min(values)} to {max(values)}" if min(values) < max(values) else str(values[0])
 
 
 def _slower(
@@ -271,7 +275,7 @@ def _heat(node: Node) -> Iterator[Finding]:
         if 0 < gpu.get("temperature_slow", 0) <= gpu["temperature"]
     ]
     degrees = [gpu["temperature"] for gpu in told]
-    yield from settle(check, troubles, f"{min(degrees)} to {max(degrees)} C")
+    yield from settle(check, troubles, f"{_span(degrees)} C")
 
 
 def _settings(node: Node) -> Iterator[Finding]:

@@ -298,9 +298,7 @@ def _peers(nvml: Any, handles: dict[int, Any]) -> list[list[int | None]]:
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, str):
+    if isinstance(value, (str, int)):
         return value
-    try:
-        return int(value)
-    except TypeError:
-        return [int(one) for one in value]
+    # An array of ctypes first: int() would take it for the text of a number.
+    return [int(one) for one in value] if hasattr(value, "__len__") else int(value)

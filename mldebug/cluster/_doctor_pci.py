@@ -113,7 +113,7 @@ def _virtual(root: Root) -> str:
     )
     flags = re.search(r"^flags\s*:.*\bhypervisor\b", root.maybe("/proc/cpuinfo") or "", re.M)
     if flags or root.exists("/sys/hypervisor/uuid"):
-        return product or "a virtual machine"
+        return f"a virtual machine ({product})" if product else "a virtual machine"
     return ""
 
 
@@ -216,7 +216,7 @@ def _redirects(node: Node) -> Iterator[Finding]:
     if len(found) < 2 and not (found and any(one["what"] == "rdma" for one in pci.get("devices") or [])):
         return
     if pci.get("virtual"):
-        says = f"this is a virtual machine ({pci['virtual']}): its host decides on ACS and IOMMU"
+        says = f"this is {pci['virtual']}: its host decides on ACS and IOMMU"
         yield unseen(check, says)
         return
     devices = {one["address"]: one for one in pci.get("devices") or []}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 from collections.abc import Mapping
@@ -55,6 +56,8 @@ class FakeNvml:
             fact = {(0, 0): "ecc_corrected", (1, 0): "ecc_uncorrected", (1, 1): "ecc_ever"}[more]
         elif fact in ("clock", "max_clock"):
             fact = f"{fact}_{more[0]}"
+        elif fact == "affinity" and fact in self.gpus[handle]:
+            return (ctypes.c_ulonglong * more[0])(*self.gpus[handle][fact][: more[0]])
         return self.value(self.gpus[handle].get(fact, Fails(NOT_SUPPORTED)))
 
     @staticmethod
