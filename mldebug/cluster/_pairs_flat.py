@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mldebug.cluster._pairs_stats import median
+from mldebug.cluster._pairs_stats import median, upper
 
 _GAP = 0.11  # of logarithms: nearer values are of one kind of link
 _FALL = 0.08  # a member that is less below the others is not looked at
@@ -32,9 +32,14 @@ def expected(rate: Any, most_bad: float) -> Any:
         top = np.nanmax(rate)
         return np.where(np.isfinite(rate) & (rate < top + np.log(0.6)), top, rate)
     stars = _stars(mean, most_bad)
-    base = _by_kind(mean, stars, most_bad)
-    upper = np.triu(np.ones((size, size)), 1) - np.tril(np.ones((size, size)), -1)
-    return np.where(np.isfinite(mean), base + upper * lean / 2, np.nan)
+    none = np.zeros(size, dtype=bool)
+    for bad, share in ((stars, most_bad), (none, most_bad), (none, most_bad / 2)):
+        base = _by_kind(mean, bad, share)
+        slow = upper(mean - base, 0.75) < -_FALL
+        if slow.sum() <= most_bad * size:  # else what was taken for bad members is a kind
+            break
+    later = np.triu(np.ones((size, size)), 1) - np.tril(np.ones((size, size)), -1)
+    return np.where(np.isfinite(mean), base + later * lean / 2, np.nan)
 
 
 def levels(values: Any, gap: float = _GAP) -> list[Any]:

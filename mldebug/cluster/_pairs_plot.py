@@ -28,7 +28,7 @@ def pair_picture(cells: Grid, off: Any, title: str, path: str | os.PathLike[str]
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MldebugError("the heat map needs matplotlib", how_to_install("plot")) from error
-    side = 4.5 + min(6.0, 0.14 * cells.size)
+    side = 4.5 + min(11.0, 0.12 * cells.size)
     figure = Figure(figsize=(side + 1.5, side), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -75,7 +75,7 @@ def _label(axes: Any, cells: Grid) -> None:
         step = max(1, len(middles) // 40)
         axes.set_yticks(middles[::step], cells.hosts[::step], fontsize=6)
         axes.set_xticks(middles[::step], cells.hosts[::step], fontsize=6, rotation=90)
-    if len(ends) <= 130:
+    if len(ends) < 32:
         for end in ends:
             axes.axhline(end, color="white", linewidth=0.6)
             axes.axvline(end, color="white", linewidth=0.6)
