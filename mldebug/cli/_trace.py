@@ -21,7 +21,7 @@ EPILOG = """\
 examples:
   mldebug trace -- train.py --lr 1e-3
   mldebug trace --ring 64MB -o /scratch/traces -- -m project.train
-  mldebug trace --include user --include torch.distributed --exclude '*:_log*' -- train.py
+  mldebug trace --include user --include torch.distributed -- train.py
   torchrun --nproc-per-node 8 -m mldebug trace --ring 64MB -- train.py
 
 G is a module or package, a path, module:function, a glob of these, or one of
@@ -40,7 +40,7 @@ def add_arguments(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="G",
-        help="trace what matches, in place of user code; repeatable",
+        help="trace what matches, and not user code; repeatable",
     )
     add("--exclude", action="append", default=[], metavar="G", help="leave out what matches; repeatable")
     add("--depth", type=count, metavar="N", help="show traced calls down to this depth, from 1")
@@ -55,7 +55,7 @@ def add_arguments(parser: Parser) -> None:
         "--signal",
         default=_SIGNAL,
         metavar="NAME",
-        help=f"pause and go on at this signal, or none (default: {_SIGNAL})",
+        help=f"pause and go on at it, or none (default: {_SIGNAL})",
     )
     add("--ring", type=_size, metavar="SIZE", help="keep the newest lines in a file of this size, at less cost: 64MB")
     add("--rotate", type=_size, metavar="SIZE", help="begin another file at this size, and keep the last ten")

@@ -87,7 +87,7 @@ class MonitoringEngine:
         """The Lines of a code object that is traced; one that is new is decided on now."""
         lines = self._recorder.codes.get(id(code))
         if lines is None:
-            lines = self._recorder.admit(code, frame.f_globals)
+            lines = self._recorder.admit(frame)
             if lines is not None:
                 _monitoring.set_local_events(self._tool, code, self._local())
         return lines

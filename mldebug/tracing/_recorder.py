@@ -13,7 +13,7 @@ from mldebug.tracing._code import Lines
 from mldebug.tracing._files import warn
 from mldebug.tracing._pen import LineCallback, Pen
 from mldebug.tracing._safe_repr import arguments, safe_repr
-from mldebug.tracing._select import Selection
+from mldebug.tracing._select import Selection, is_ours
 
 _OPTIMIZED = 1  # CO_OPTIMIZED: a function, whose locals are not a namespace
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -75,9 +75,14 @@ class Recorder:
 
         return count
 
-    def admit(self, code: CodeType, names: dict[str, Any]) -> Lines | None:
-        """Decide whether `code` is traced, once."""
-        if not self._selection.wants(code, names):
+    def admit(self, frame: FrameType) -> Lines | None:
+        """Decide whether the code of `frame` is traced, once. Code of no file belongs to who is the first to run it."""
+        owner: FrameType | None = frame
+        while owner is not None and owner.f_code.co_filename.startswith("<"):
+            owner = owner.f_back if not frame.f_code.co_filename.startswith("<frozen") else None
+        code, names = frame.f_code, frame.f_globals
+        made_by = frame if owner is None else owner
+        if is_ours(code, names) or not self._selection.wants(made_by.f_code, made_by.f_globals):
             return None
         lines = self.codes[id(code)] = Lines(code, names, self._encode, self._gone)
         return lines

@@ -41,9 +41,9 @@ class Selection:
 
     def wants(self, code: CodeType, names: Mapping[str, Any]) -> bool:
         """Whether `code`, which runs with the globals `names`, is to be traced. Never our own code."""
-        path = path_of(code, names)
-        if path.startswith(_OURS):
+        if is_ours(code, names):
             return False
+        path = path_of(code, names)
         module = module_of(path, names)
         function = function_of(code)
         if path.startswith(self._ignoredirs) or self._ignored(module):
@@ -57,6 +57,11 @@ class Selection:
         """As the standard library's trace has it: the last part of a module's name counts, or a package in front."""
         last = module.removesuffix(".__init__").rpartition(".")[2]
         return any(name in (module, last) or module.startswith(f"{name}.") for name in self._ignoremods)
+
+
+def is_ours(code: CodeType, names: Mapping[str, Any]) -> bool:
+    """Whether `code` is a part of mldebug."""
+    return path_of(code, names).startswith(_OURS)
 
 
 def function_of(code: CodeType) -> str:

@@ -56,6 +56,7 @@ class SettraceEngine:
         while frame is not None:
             if frame.f_trace is self._local:
                 frame.f_trace = None
+                frame.f_trace_lines = True
             frame = frame.f_back
 
     def after_fork(self) -> None:
@@ -71,6 +72,7 @@ class SettraceEngine:
         while frame is not None:
             if self._decide(frame) is not None and (frame.f_trace is None or frame.f_trace in self._ours):
                 frame.f_trace = self._local
+                frame.f_trace_lines = self._recorder.options.lines
             frame = frame.f_back
 
     _ours: tuple[Any, ...] = ()
@@ -79,7 +81,7 @@ class SettraceEngine:
         code = frame.f_code
         lines = self._recorder.codes.get(id(code))
         if lines is None:
-            lines = self._recorder.admit(code, frame.f_globals)
+            lines = self._recorder.admit(frame)
         key = id(code)
         self._alive[key] = weakref.ref(code, lambda _: self._gone(key))
         self._decided[key] = lines

@@ -34,7 +34,7 @@ def line_text(code: CodeType, line: int, path: str, loader: Any, module: str) ->
 
 
 def source(code: CodeType, line: int, path: str, loader: Any, module: str) -> bytes:
-    """A line as it stands in the file, in whatever encoding, without its end."""
+    """A line as it stands in the file, in whatever encoding, without its end. `(no source)` where there is none."""
     lines = _sources.get(path)
     if lines is None or path.startswith("<"):
         lines = _read(code, path, loader, module)
@@ -43,7 +43,7 @@ def source(code: CodeType, line: int, path: str, loader: Any, module: str) -> by
         _sources[path] = lines
     if code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen"):
         lines = _generated(code.co_filename)  # code that a module of a file has made
-    return lines[line - 1].rstrip() if 0 < line <= len(lines) else b""
+    return lines[line - 1].rstrip() if 0 < line <= len(lines) else b"(no source)"
 
 
 _sources: dict[str, list[bytes]] = {}

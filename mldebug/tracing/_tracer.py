@@ -168,7 +168,12 @@ class NicerTrace(Scope):
         if self._output == "-":
             stream = Stream(lambda: sys.stdout)
             return TextPen(stream, failed, timing=self._timing, log_pids=self._log_pids, threads=self._threads)
-        words = {"timing": self._timing, "threads": self._threads, "args": self._options.args or self._options.returns}
+        words = {
+            "timing": self._timing,
+            "threads": self._threads,
+            "calls": not self._options.lines,
+            "args": self._options.args or self._options.returns,
+        }
         note = " ".join(f"{name}=1" for name, on in words.items() if on)
         if self._ring is not None:
             from mldebug.tracing._ring import Ring
