@@ -40,7 +40,7 @@ def align(left: Iterator[bytes], right: Iterator[bytes], position: int = 0, most
     `left` and `right` are blocks of whole lines; `most` ends the search after so many kinds of splits.
     """
     a, b = _Cursor(left, position), _Cursor(right, position)
-    kinds: dict[tuple[bytes, bytes, bytes, bool], Split] = {}
+    kinds: dict[tuple[bytes, bytes, bytes], Split] = {}
     while True:
         a.fill(_AHEAD)
         b.fill(_AHEAD)
@@ -56,10 +56,13 @@ def align(left: Iterator[bytes], right: Iterator[bytes], position: int = 0, most
         a.at -= back
         b.at -= back
         split, skip = _part(a, b)
-        known = kinds.setdefault((split.last, split.left, split.right, split.meets), split)
-        if known is not split:
-            known.times += 1
+        kind = split.last, split.left, split.right
+        known = kinds.get(kind)
+        if known is not None and (split.meets or a.ends_soon or b.ends_soon):
+            known.times += 1  # or one ended on a way from which it came back before
             known.apart = max(known.apart, split.apart)
+        else:
+            kinds[kind if split.meets else (*kind[:2], kind[2] + b"\n")] = split
         if skip is None or len(kinds) >= (most or _MOST_KINDS):
             break
         a.at += skip[0]
@@ -84,6 +87,10 @@ class _Cursor:
     @property
     def position(self) -> int:
         return self._base + self.at
+
+    @property
+    def ends_soon(self) -> bool:
+        return self.ended and self.left < _WINDOWS[0]
 
     def fill(self, want: int) -> None:
         """Have `want` bytes after the position, or all that there are."""

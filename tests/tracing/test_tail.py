@@ -87,6 +87,17 @@ def test_lines_that_ask_for_the_rank_are_no_trouble(tmp_path: Path) -> None:
     assert "train.py:9: if rank == 0:   0 | 1-3 (29 times)" in report.text()
 
 
+def test_a_rank_that_ends_on_its_own_way_did_not_leave(tmp_path: Path) -> None:
+    """Rank 0 was killed while it logged: from there it came back each time before."""
+    for rank in range(3):
+        lines = loop(30, lambda step: [*_step(step), line(9, "if first:")])
+        if rank == 0:
+            lines = loop(20, lambda step: [*_step(step), line(9, "if first:"), line(10, "print(loss)")])
+        write_trace(tmp_path, rank, lines, world=3)
+    (parting,) = trace_tail(tmp_path).partings
+    assert parting.times == 20 and parting.meets and parting.iteration == 0
+
+
 def test_what_is_in_the_folder_besides_the_ranks(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         write_trace(tmp_path, rank, loop(9, _step), pid=500 + rank, later=-1000)  # an earlier attempt
