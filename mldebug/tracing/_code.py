@@ -47,7 +47,8 @@ class Lines(dict[int, Any]):
         self.key = key = id(code)
         self.code = weakref.ref(code, lambda _: gone(key))
         self.path = path_of(code, names)
-        self.name = os.path.basename(code.co_filename)
+        frozen = code.co_filename.startswith("<frozen")
+        self.name = os.path.basename(self.path if frozen else code.co_filename)
         self.function = function_of(code)
         count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
         self.arguments = code.co_varnames[:count]
@@ -58,7 +59,7 @@ class Lines(dict[int, Any]):
 
     def __missing__(self, line: int) -> Any:
         code = self.code()
-        text = b"" if code is None else line_text(code, line, self.path, self._loader, self._module)
+        text = b"" if code is None else line_text(code, line, self.name, self.path, self._loader, self._module)
         return self._encode(self, line, text)
 
     def at(self, line: int, words: str) -> bytes:

@@ -55,6 +55,13 @@ class MonitoringEngine:
             monitoring.register_callback(tool, event, None)
         monitoring.free_tool_id(tool)
 
+    @property
+    def waiting(self) -> bool:
+        return self.running and self._gate is not None
+
+    def check(self) -> None:
+        """Nobody can take the events away."""
+
     def after_fork(self) -> None:
         """The pen's functions are new."""
         if self.running:

@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from mldebug.tracing._code import Lines
+from mldebug.tracing._files import warn
 from mldebug.tracing._recorder import Recorder
 
 Gate = Callable[[CodeType, dict[str, Any]], bool]
@@ -45,6 +46,7 @@ class SettraceEngine:
     def stop(self) -> None:
         if not self.running:
             return
+        self.check()
         self.running = False
         self._decided.clear()  # so that each thread comes to look, and goes untraced
         mine, threads = self._found
@@ -58,6 +60,15 @@ class SettraceEngine:
                 frame.f_trace = None
                 frame.f_trace_lines = True
             frame = frame.f_back
+
+    @property
+    def waiting(self) -> bool:
+        return self.running and self._gate is not None
+
+    def check(self) -> None:
+        """Say so where the trace ended before its time."""
+        if self.running and sys.gettrace() is None:
+            warn("the trace ended early: its trace function was taken away (a RecursionError does that)")
 
     def after_fork(self) -> None:
         """The pen's functions are new; frames that are running have the old ones."""

@@ -25,9 +25,8 @@ def call_text(code: CodeType, names: Mapping[str, Any]) -> bytes:
     return CALL + shorten(text, _MOST)
 
 
-def line_text(code: CodeType, line: int, path: str, loader: Any, module: str) -> bytes:
+def line_text(code: CodeType, line: int, name: str, path: str, loader: Any, module: str) -> bytes:
     """`train.py:    12:     loss.backward()`, without the time. The source may be missing."""
-    name = os.path.basename(code.co_filename)
     return shorten(
         f"{name}:{line:>6}: ".encode("utf-8", "backslashreplace") + source(code, line, path, loader, module), _MOST
     )

@@ -138,6 +138,8 @@ class NicerTrace(Scope):
 
     def end_of_program(self) -> None:
         """For a tracer that is never stopped: say in its file that the program ended in order. It traces on."""
+        if self._recorder is not None and self._recorder.engine is not None:
+            self._recorder.engine.check()
         if self._pen is not None:
             self._pen.end()
 
@@ -205,9 +207,9 @@ class NicerTrace(Scope):
         engine = None if self._recorder is None else self._recorder.engine
         if engine is None:
             return
-        if engine.running:
-            engine.stop()
-        else:
+        going_on = not engine.running or engine.waiting
+        engine.stop()
+        if going_on:
             engine.start()
 
     def _after_fork(self) -> None:
