@@ -58,10 +58,10 @@ def board_for(me: Who, *, node_only: bool, store: Any = None, timeout: float = 6
 
 
 class StoreBoard:
-    """A board in a store of torch.distributed."""
+    """A board in a store of torch.distributed; `serves` says that this process has it, and ends it when it ends."""
 
-    def __init__(self, store: Any) -> None:
-        self._store = store
+    def __init__(self, store: Any, *, serves: bool = False) -> None:
+        self._store, self.serves = store, serves
 
     def write(self, name: str, note: Note) -> None:
         with _told(self._store):
@@ -104,7 +104,7 @@ def _open(address: str, port: int, serve: bool, timeout: float) -> StoreBoard:
             )
         except (RuntimeError, ValueError) as exc:
             raise _unreachable(address, port, str(exc).partition("\n")[0]) from None
-        _opened[key] = StoreBoard(store)
+        _opened[key] = StoreBoard(store, serves=serve)
     return _opened[key]
 
 
@@ -156,6 +156,15 @@ def _told(store: Any) -> Any:
 def _loads(text: bytes | str) -> Note:
     note = json.loads(text)
     return note if isinstance(note, dict) else {}
+
+
+def stay_for(board: Board, names: list[str], seconds: float = 10.0) -> None:
+    """Keep the store that this process has for others, until they have left these notes: called at exit."""
+    end = time.monotonic() + seconds
+    with contextlib.suppress(MldebugError, KeyboardInterrupt):
+        while names and time.monotonic() < end:
+            names = [name for name in names if board.read(name) is None]
+            time.sleep(0.05)
 
 
 def write_quietly(board: Board, name: str, note: Note) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import time
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.scope import Scope
 from mldebug.ranks._alive import Beat, Pause, Watched, card, named
-from mldebug.ranks._board import Board, Note, board_for, write_quietly
+from mldebug.ranks._board import Board, Note, StoreBoard, board_for, stay_for, write_quietly
 from mldebug.ranks._files import ticks
 from mldebug.ranks._mounts import kind_of
 from mldebug.ranks._site import base_of, count, site_of_caller, site_of_function
@@ -156,11 +157,16 @@ class main_process_by_path_first(main_process_first):
         mine = {"kind": kind, "type": type_, **card(me)}
         first = board.claim(f"{base}/{count(base)}", mine)
         if first.get("kind") != kind:
-            raise MldebugError(
+            error = MldebugError(
                 f"{self._path} is not the same on all nodes: {kind} ({type_}) for rank {me.rank} on {host()}, "
                 f"{first.get('kind')} ({first.get('type')}) for {named(first)}",
                 "mount it alike on all nodes, or say main_process_first() or local_main_process_first() yourself",
             )
+            if me.rank == 0:  # for which those of the other kind wait
+                gate = self._gate(me, site, "all", 0, range(me.size))
+                gate.enter()
+                gate.leave(error)
+            raise error
 
 
 class _Gate:
@@ -198,6 +204,9 @@ class _Gate:
         if failed:
             note["error"] = f"{type(exc).__name__}: {_text(exc)}"[:2000]
             write_quietly(self._board, self._key, note)
+            if isinstance(self._board, StoreBoard) and self._board.serves:
+                told = [f"{self._key}/told/{one}" for one in self._ranks or [] if one != self._me.rank]
+                atexit.register(stay_for, self._board, told)
             return
         try:
             self._board.write(self._key, note)
@@ -221,6 +230,7 @@ class _Gate:
                             f"its own output says more; was it out of memory? `dmesg -T | tail` on {note['host']}",
                         )
                 if note["state"] == "failed":
+                    write_quietly(self._board, f"{self._key}/told/{self._me.rank}", {"told": True})
                     raise MldebugError(
                         f"{named(note)} failed in the block that goes first ({note['site']}): {note['error']}",
                         "its own output has the traceback; the block was not run on the other ranks",

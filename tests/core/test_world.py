@@ -41,6 +41,11 @@ SRUN = {"SLURM_PROCID": "6", "SLURM_LOCALID": "2", "SLURM_NTASKS": "99", "SLURM_
         ({**SRUN, **OPENMPI}, (3, 1, 4)),
         # a batch script is one process, whatever its steps will be
         ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "64"}, (0, 0, 1)),
+        # nor is a shell in an allocation, which is a step of its own, of whatever size
+        ({**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290"}, (0, 0, 1)),
+        ({**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_PTY_PORT": "4711"}, (0, 0, 1)),
+        # launchers that contradict each other: it never fails
+        ({**SRUN, "RANK": "0", "WORLD_SIZE": "2"}, (0, 0, 2)),
         # half a set, or nonsense, is no launcher
         ({"RANK": "3"}, (0, 0, 1)),
         ({"RANK": "", "WORLD_SIZE": "8"}, (0, 0, 1)),

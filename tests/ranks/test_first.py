@@ -181,12 +181,39 @@ class TestTwoNodes:
         assert_main_first(seen, "block", 0, [1])
         assert_main_first(seen, "block", 2, [3])
 
+    def test_a_path_that_nodes_share(self) -> None:
+        ended, seen = nodes("path fake:shared,shared")
+        assert [one[0] for one in ended] == [0] * 4, ended
+        assert_main_first(seen, "block", 0, [1, 2, 3])
+
+    def test_a_path_of_which_nobody_can_say(self) -> None:
+        """Right for both: rank 0 before all, and the first of each node before the others of that node."""
+        ended, seen = nodes("path fake:unknown,unknown")
+        assert [one[0] for one in ended] == [0] * 4, ended
+        assert_main_first(seen, "block", 0, [1, 2, 3])
+        assert_main_first(seen, "block", 2, [3])
+        assert all("is on shinyfs at /, which may be shared by nodes or not" in one[2] for one in ended)
+
+    def test_nodes_that_disagree(self) -> None:
+        begin = time.monotonic()
+        ended, _ = nodes("path fake:local,shared")
+        assert sorted({one[0] for one in ended[:2]} | {one[0] for one in ended[2:]}) == [0, 1]
+        said = "".join(one[2] for one in ended)
+        assert re.search(r"is not the same on all nodes: \w+ \(\w+\) for rank \d on", said)
+        assert time.monotonic() - begin < 55
+
     def test_the_store_of_rank_0_serves_the_process_group_too(self) -> None:
         ended, seen = nodes("late-store")
         assert [one[0] for one in ended] == [0] * 4, ended
         for what in ("block", "again"):
             assert_main_first(seen, what, 0, [1, 2, 3])
         assert all((one, "sum-4-of-4") in seen for one in range(4))
+
+    def test_an_error_of_the_rank_that_has_the_store(self) -> None:
+        ended, _ = nodes("error")
+        assert [one[0] for one in ended] == [1] * 4
+        for one in ended[1:]:
+            assert re.search(r"rank 0 \(host \S+, pid \d+\) failed in .*: ValueError: shard 7 is", one[2]), one
 
     def test_rank_0_that_never_comes(self) -> None:
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}

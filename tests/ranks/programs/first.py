@@ -52,7 +52,13 @@ if case in ("plain", "gloo"):
 elif case == "local":
     with local_main_process_first(timeout=60):
         work("block", main=me - local_rank())
-elif case in ("path", "path-shared"):
+elif case == "path":
+    if sys.argv[2].startswith("fake:"):  # the kinds of the first and of the second node
+        from mldebug.ranks import _first
+        from mldebug.ranks._mounts import Mount
+
+        kind = sys.argv[2][5:].split(",")[me // 2]
+        _first.kind_of = lambda path: (kind, Mount("/", "nfs4" if kind == "shared" else "shinyfs"))
     with main_process_by_path_first(sys.argv[2], timeout=60):
         work("block", main=me - local_rank())
 elif case == "nested":
