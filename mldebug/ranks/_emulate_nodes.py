@@ -111,7 +111,10 @@ def share_gpus(real: list[str] | None, nodes: int, per_node: int) -> tuple[list[
         return list(parts), f"GPUs {' | '.join(parts) if per_node else 'none'}"
     shared = ",".join(real[:per_node])
     short = "" if len(real) >= per_node else f", and local ranks from {len(real)} on find none"
-    return [shared] * nodes, f"{len(real)} GPUs for {nodes} x {per_node}: all nodes share {shared}{short}"
+    return (
+        [shared] * nodes,
+        f"{len(real)} GPU{'s' if len(real) > 1 else ''} for {nodes} x {per_node}: all nodes share {shared}{short}",
+    )
 
 
 def _gpus() -> list[str]:

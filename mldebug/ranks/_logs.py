@@ -87,6 +87,7 @@ def _folded(entry: Entry, sources: Sources) -> FoldedLine:
     )
 
 
+_NAMED = re.compile(rb"\[(?:PG [^\]]*?)?[Rr]ank (\d+)\]")
 _TOLD = 16 << 20  # bytes between two words of progress
 
 
@@ -250,7 +251,7 @@ class _Reading:
         if text.count(b":") > 1 and (stamp := STAMP.search(text)):
             state.time = source.time = stamp[0]
         if not self._of_traceback(state, source, prefix, text, number) and text.strip():
-            self.ends.look(text, source)
+            self.ends.look(text, self._named_in(text) or source if source.rank is None else source)
             source.last = text
             if source.wanted:
                 self.window.add(text, source, number)
@@ -329,6 +330,11 @@ class _Reading:
                 self._choose(source)
             return source
         return self._other(state)
+
+    def _named_in(self, text: bytes) -> Source | None:
+        """The rank that a line without a prefix names somewhere, behind a progress bar or in the words of C++."""
+        found = _NAMED.search(text) if b"ank " in text else None
+        return self.sources.of(Who(rank=int(found[1])), "", None) if found else None
 
     def _other(self, state: _File) -> Source:
         if state.other is None:

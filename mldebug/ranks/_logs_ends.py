@@ -14,7 +14,8 @@ MARKS = (
 )  # fmt: skip
 
 _WATCHDOG = re.compile(rb"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
-_QUEUED = re.compile(rb"last enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work: (-?\d+)")
+_GROUP = re.compile(rb"\[PG (?:ID )?(\d+)")
+_QUEUED = re.compile(rb"last enqueued(?: NCCL)? work: (-?\d+), last completed(?: NCCL)? work:")
 _FAILED = re.compile(rb"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _FIELD = re.compile(rb" *(time|host|rank|exitcode) *: (.*)")
 _EVENTS = tuple(
@@ -61,7 +62,7 @@ class Ends:
     def __init__(self) -> None:
         self.events: dict[str, int] = {}  # words -> mask of sources
         self.timeouts: dict[tuple[str, int], int] = {}  # (collective, number) -> mask
-        self.enqueued: dict[int, tuple[int, int]] = {}  # index of a source -> last enqueued, last completed
+        self.enqueued: dict[tuple[int, str], int] = {}  # index of a source, process group -> last enqueued work
         self.failures: dict[int, Failure] = {}
         self.launcher_said = False
 
@@ -73,8 +74,9 @@ class Ends:
             if key in self.timeouts or len(self.timeouts) < 64:
                 self.timeouts[key] = self.timeouts.get(key, 0) | source.bit
         found = _QUEUED.search(text)
-        if found and source.index not in self.enqueued:
-            self.enqueued[source.index] = (int(found[1]), int(found[2]))
+        if found:
+            group = _GROUP.search(text)
+            self.enqueued.setdefault((source.index, group[1].decode() if group else "0"), int(found[1]))
         found = _FAILED.search(text)
         if found:
             self.launcher_said = True

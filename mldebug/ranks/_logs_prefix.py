@@ -227,7 +227,9 @@ def _mostly(lines: list[bytes], one: Format) -> bool:
     if one.name == "host:":
         hosts = {hit["host"] for hit in found}
         return len(hosts) * 2 <= len(found) and not any(_WORDS.match(host) for host in hosts)
-    return True
+    if one.name == "host 3:" and not all(re.search(rb"\d", hit["host"]) for hit in found):
+        return False  # `Epoch 3:`
+    return len({int(hit["rank"]) for hit in found}) > 1
 
 
 def ranks_of_names(paths: list[str]) -> list[int | None]:

@@ -120,7 +120,7 @@ class LogsReport(Report):
     def _headline(self, width: int) -> list[str]:
         causes = [one for one in self.tracebacks if not one.victim]
         where = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
-        who = f"{len(self.ranks)} ranks" if self.ranks else "no ranks"
+        who = _count(len(self.ranks), "rank") if self.ranks else "no ranks"
         about = f"{who}, {self.lines:,} lines, {where}" + (
             f", prefix {' '.join(self.prefixes)}" if self.prefixes else ""
         )
@@ -128,7 +128,7 @@ class LogsReport(Report):
             by = {"time": "by time", "torchrun": "as torchrun saw it", "order": "by order in the log"}[self.first_by]
             first = causes[0]
             kinds = f"{_count(len(self.tracebacks), 'kind')} of traceback"
-            head = f"{kinds}; first {by}: {first.who}: {_short(first.exception)}"
+            head = f"{kinds}; first {by}: {_on(first)}: {_short(first.exception)}"
         elif self.tracebacks:
             odd = [one for one in self.silent if one.ranks]
             kinds = f"{_count(len(self.tracebacks), 'kind')} of traceback"
@@ -188,7 +188,9 @@ class LogsReport(Report):
             missing = f"; not on {_brackets(late['missing'])}" if late["missing"] else ""
             what = f"{late['op']} number {late['seq']} timed out on {_brackets(late['ranks'])}"
             said.append(f"NCCL's watchdog: {what}{missing}")
-        said += [f"{event['said']}: {_who(event['ranks'], event['others'])}" for event in self.events[:12]]
+        for event in self.events[:12]:
+            named = event["ranks"] or event["others"] != (NOBODY,)
+            said.append(f"{event['said']}: {_who(event['ranks'], event['others'])}" if named else event["said"])
         if self.broken:
             looks = "looks" if self.broken == 1 else "look"
             hint = "print with printflock (`mldebug printflock -- train.py`)"
@@ -315,14 +317,15 @@ def _timeouts(reading: _Reading, names: _Names) -> tuple[dict[str, Any], ...]:
 
 def _notes(reading: _Reading, names: _Names) -> list[str]:
     notes = list(reading.notes)
-    queued: dict[int, list[int]] = {}
-    for index, (enqueued, _completed) in reading.ends.enqueued.items():
-        queued.setdefault(enqueued, []).extend(names.ranks(1 << index))
-    if len(queued) > 1:
-        behind = min(queued)
-        notes.append(
-            f"{_brackets(queued[behind])} had enqueued NCCL work up to {behind}, others up to {max(queued)}: behind"
-        )
+    groups: dict[str, dict[int, list[int]]] = {}
+    for (index, group), enqueued in reading.ends.enqueued.items():
+        groups.setdefault(group, {}).setdefault(enqueued, []).extend(names.ranks(1 << index))
+    for group, queued in groups.items():
+        if len(queued) > 1:
+            low, high = min(queued), max(queued)
+            notes.append(
+                f"NCCL work of group {group}: {_brackets(queued[low])} had enqueued {low}, others up to {high}"
+            )
     if reading.kinds.left_out:
         notes.append(f"{reading.kinds.left_out} tracebacks of further kinds were left out")
     return notes
@@ -348,7 +351,7 @@ def _brackets(ranks: Any) -> str:
 def _on(one: LogTraceback) -> str:
     if one.ranks or one.others != (NOBODY,):
         return one.who
-    return f"{one.times} times, whose is not said," if one.times > 1 else "no rank named,"
+    return f"{one.times} times, no rank named" if one.times > 1 else "no rank named"
 
 
 def _at(one: LogTraceback) -> str:

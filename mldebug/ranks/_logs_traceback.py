@@ -123,9 +123,13 @@ class Gathering:
         if self.state == "chain":
             return None
         close = bool(self.lines[-1].strip())  # nothing but the message itself can stand between
-        if (hooked and self.hook) or _GOES_ON.match(text) or (close and text[:1] in (b" ", b"\t")):
+        if (hooked and self.hook) or self.wants(text) or (close and text[:1] in (b" ", b"\t")):
             return self._keep(text, "after")
         return None
+
+    def wants(self, text: bytes) -> bool:
+        """Whether this is a line of a message that is known to go on."""
+        return (bool(_GOES_ON.match(text)) and text not in self.lines) or self.lines[-1].startswith(b"Last error:")
 
     def _keep(self, text: bytes, state: str) -> bool:
         self.state = state

@@ -31,6 +31,10 @@ class Weave:
         """Whether the line belongs to one of them, and those that are over."""
         over: list[Gathering] = []
         busy = [one for one in self.open if one.state == "stack" and not one.grouped]
+        ended = next((one for one in self.open if one.state == "after" and one.wants(text)), None)
+        if ended is not None:  # more of its message, and no exception of another
+            ended.take(text, False)
+            return True, over
         if busy and len(self.open) > 1 and (one := self._whose(text, busy)) is not None:
             one.take(text, False)
             return True, over

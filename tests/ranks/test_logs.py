@@ -112,7 +112,14 @@ def test_nccl_lines_tell_host_and_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Error: no such file\nError: again\n", "1 of 3\nINFO: a\nINFO: b\nINFO: c\n", "a\nb\n"]
+    "text",
+    [
+        "Error: no such file\nError: again\n",
+        "1 of 3\nINFO: a\nINFO: b\nINFO: c\n",
+        "a\nb\n",
+        "Epoch 0: 6%\nEpoch 1: 7%\n",
+        "0: 384x640 1 person\n0: 384x640 2 persons\n",
+    ],
 )
 def test_ordinary_text_is_no_prefix(tmp_path: Path, text: str) -> None:
     report = read(tmp_path, text)
@@ -379,6 +386,43 @@ def test_the_watchdog_of_nccl_tells_who_did_not_come(tmp_path: Path) -> None:
     report = read(tmp_path, "[rank2]: saving\n" + "\n".join(lines) + "\n")
     assert report.timeouts == ({"op": "ALLREDUCE", "seq": 1580, "ranks": (0, 1, 3), "missing": (2,)},)
     assert "ALLREDUCE number 1580 timed out on [0-1,3]; not on [2]" in " ".join(report.text().split())
+
+
+def test_what_nccl_had_enqueued_is_compared_within_a_group(tmp_path: Path) -> None:
+    line = "[rank{0}]:[E321 02:07:08.4 x.cpp:1664] [PG ID {1} PG GUID 1 Rank {0}] last enqueued work: {2}, "
+    line += "last completed work: 1\n"
+    pairs = [(0, 1, 90), (1, 1, 90), (2, 1, 88), (0, 2, 7), (1, 2, 7)]
+    report = read(tmp_path, "".join(line.format(*pair) for pair in pairs))
+    assert report.notes == ("NCCL work of group 1: [2] had enqueued 88, others up to 90",)
+
+
+def test_a_rank_that_is_named_within_a_line(tmp_path: Path) -> None:
+    text = "Epoch 0: 6%[E ProcessGroupNCCL.cpp:458] [Rank {}] Watchdog caught collective operation timeout: "
+    text += "WorkNCCL(SeqNum=7, OpType=ALLGATHER)\n"
+    report = read(tmp_path, text.format(0) + text.format(5))
+    assert [late["ranks"] for late in report.timeouts] == [(0, 5)]
+
+
+def test_messages_of_interleaved_tracebacks_go_on(tmp_path: Path) -> None:
+    lines = [
+        *BAD_SHAPE.splitlines()[:-1],
+        "RuntimeError: NCCL error",
+        "ncclSystemError: System call failed",
+        "Last error:",
+        "refused",
+    ]
+    mixed = [
+        lines[0],
+        *(line for line in lines[1:4] for _ in range(1)),
+        lines[0],
+        *lines[1:4],
+        lines[4],
+        lines[4],
+        *lines[5:],
+        *lines[5:],
+    ]
+    report = read(tmp_path, "\n".join(mixed) + "\n")
+    assert [(one.text, one.times) for one in report.tracebacks] == [("\n".join(lines), 2)]
 
 
 def test_two_lines_in_one_are_told_and_parted(tmp_path: Path) -> None:
