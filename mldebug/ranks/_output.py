@@ -125,7 +125,7 @@ class LockedOutput(Scope):
         loggers = [logging.root, *logging.root.manager.loggerDict.values()]
         for handler in {id(one): one for logger in loggers for one in getattr(logger, "handlers", ())}.values():
             self._wrap_handler(handler)
-        before = logging.StreamHandler.__init__
+        before = _handlers.__init__
 
         @functools.wraps(before)
         def init(handler: Any, *args: Any, **kwargs: Any) -> None:
@@ -134,7 +134,7 @@ class LockedOutput(Scope):
                 self._wrap_handler(handler)
 
         init.over, init.before = False, before  # type: ignore[attr-defined]
-        logging.StreamHandler.__init__ = self._init = init  # type: ignore[method-assign]
+        _handlers.__init__ = self._init = init
 
     def _wrap_handler(self, handler: Any) -> None:
         if not isinstance(handler, logging.StreamHandler) or "stream" not in vars(handler):
@@ -149,14 +149,17 @@ class LockedOutput(Scope):
 
     def _unwrap_handlers(self) -> None:
         if self._init is not None:
-            self._init.over = True
-            if logging.StreamHandler.__init__ is self._init:
-                logging.StreamHandler.__init__ = _still_on(self._init.before)  # type: ignore[method-assign]
-            self._init = None
+            ours, before, self._init = self._init, self._init.before, None
+            ours.over = True
+            if _handlers.__init__ is ours:
+                _handlers.__init__ = _still_on(before)
         for handler, before, stream in self._handlers:
             stream.end()
             if handler.stream is stream:
                 handler.setStream(_still_on(before))
+
+
+_handlers: Any = logging.StreamHandler  # where type checkers would rather see no change
 
 
 def _show_whole(text: str, stream: Any, timeout: float) -> None:
