@@ -47,6 +47,7 @@ class RingReader:
         ended_ns = int.from_bytes(self._map[layout.ENDED_AT : layout.HEAD_AT], "little")
         self.ended_ns = ended_ns or None  # None: the process was killed, or still runs
         self._started = (self._clock << 12 & layout.TIME) >> 32
+        self.first = 0
         self._plain = _Plain(self)
         self._texts_seen: dict[int, tuple[bytes, int, bool] | None] = {}
         self._names: dict[int, bytes] = {}
@@ -86,12 +87,14 @@ class RingReader:
             yield self._before(record, thread, timed) + text
 
     def records(self, last: int | None = None) -> Records:
-        """The newest `last` records, or all, oldest first."""
+        """The newest `last` records, or all, oldest first; `first` is the number of the oldest since the start then."""
         newest = self._newest()
         held = self._count if self.is_full else newest + 1
         count = held if last is None else min(last, held)
         first = (newest + 1 - count) % self._count
         until = min(count, self._count - first)
+        head = int.from_bytes(self._map[layout.HEAD_AT : layout.HEAD_AT + 8], "little")
+        self.first = head + (newest - head) % self._count - count + 1
         return Records(self._words[first : first + until], self._words[: count - until])
 
     @property

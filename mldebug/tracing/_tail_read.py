@@ -137,16 +137,18 @@ _RECORDS = 16_384
 
 
 def _ring_blocks(trace: Trace, first: int) -> Iterator[tuple[int, bytes]]:
-    """The offset in a ring is the number of the record, from the oldest on."""
+    """The offset in a ring is the number of the record since the start, or 0 for the oldest; none if it is gone now."""
     try:
         reader = RingReader(trace.path)
     except NOT_READABLE:
         return
     records = reader.records()
-    for at in range(first, len(records), _RECORDS):
+    if 0 < first < reader.first:
+        return
+    for at in range(max(0, first - reader.first), len(records), _RECORDS):
         data = reader.main_text(records[at : at + _RECORDS])
         if data:
-            yield at, _same_for_all(b"\n" + data, trace)[1:]
+            yield reader.first + at, _same_for_all(b"\n" + data, trace)[1:]
     reader.close()
 
 
@@ -172,7 +174,7 @@ def _ring_lines(trace: Trace, place: Place) -> Iterator[tuple[bytes | None, byte
     except NOT_READABLE:
         return
     records = reader.records()
-    for number in range(place.offset, len(records)):
+    for number in range(max(0, place.offset - reader.first), len(records)):
         text = reader.main_text(records[number : number + 1])
         if text:
             yield reader.call_of(records[number]), _same_for_all(b"\n" + text, trace, calls=True)[1:-1]

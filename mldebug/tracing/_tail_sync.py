@@ -63,7 +63,7 @@ def _at(trace: Trace, moment: float) -> Place:
             reader = RingReader(trace.path)
         except NOT_READABLE:
             return Place(0, 0, 0)
-        at = bisect_left(reader.records(), after, key=reader.seconds)
+        at = bisect_left(reader.records(), after, key=reader.seconds) + reader.first
         reader.close()
         return Place(0, 0, at)
     last = Place(0, 0, 0)

@@ -10,6 +10,9 @@ import pytest
 from mldebug.core.errors import UsageError
 from mldebug.tracing._ring import SMALLEST, Ring
 from mldebug.tracing._tail import trace_tail
+from mldebug.tracing._tail_find import find_traces
+from mldebug.tracing._tail_index import index
+from mldebug.tracing._tail_read import Place
 from tests.tracing.jobs import CALL, line, loop, write_trace
 from tests.tracing.test_ring import Writer
 
@@ -160,6 +163,33 @@ def test_rings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [way.ranks for way in parting.ways] == [(1,), (0, 2)]
     assert [rank.matches for rank in report.ranks] == [301] * 3
     assert report.ranks[0].lines[-1] == line(8, "optimizer.step()")
+
+
+def test_a_ring_that_is_written_while_it_is_read(tmp_path: Path) -> None:
+    """Its oldest lines go: the text behind them is found where it was, and what is gone is not taken for another."""
+    ring = Ring(tmp_path, SMALLEST)
+    writer, thread = Writer(ring), ring.thread("MainThread")
+    refs = [ring.define(line(number, "x = f(x)").encode()) for number in range(997)]
+    for number in range(100_000):
+        writer.line(thread, refs[number % 997])
+    found = index(find_traces(tmp_path).ranks[0], Place(0, 0, 0), None, lambda count: None)
+    text = b"".join(found.text())
+    assert len(text.splitlines()) == ring.mask + 1
+    for number in range(30_000):
+        writer.line(thread, refs[number % 7])
+    half = len(text) // 2
+    assert b"".join(found.text(half)) == text[half:]
+    assert b"".join(found.text()) == b""
+
+
+def test_ranks_without_a_common_time_are_left_out(tmp_path: Path) -> None:
+    for rank in range(4):
+        write_trace(tmp_path, rank, loop(400, _step), pieces=4, drop=2, later=1000 if rank == 3 else 0)
+    report = trace_tail(tmp_path)
+    assert report.partings == ()
+    assert "rank 3 not compared: no time is in those files and in most of the others" in report.text().replace(
+        "\n    ", " "
+    )
 
 
 def test_counts_of_a_pattern_show_the_odd_rank_first(tmp_path: Path) -> None:
