@@ -134,12 +134,12 @@ def recognise(sample: list[bytes]) -> Prefixes:
     chosen = list(strong)
     node = False
     for one in FORMATS:
-        if one.weak and len(lines) > 1 and _mostly(lines, one):
-            chosen.append(_spaced(one, lines))
+        if one.weak and len(lines) > 1 and (found := _mostly(lines, one)):
             inner = Prefixes(strong).match
-            starts = one.compiled().match
-            node = any((found := starts(line)) and inner(line[found.end() :]) for line in lines)
-            break  # one of these at most: `host:` would also match what `host 3:` does
+            node = any(inner(hit.string[hit.end() :]) for hit in found)
+            if node or one.name == "host:" or len({int(hit["rank"]) for hit in found}) > 1:
+                chosen.append(_spaced(one, lines))
+                break  # one of these at most: `host:` would also match what `host 3:` does
     prefixes = Prefixes(chosen, outer_is_node=node)
     if not any((hit := prefixes.match(line)) and hit.start(1) > 0 for line in lines):
         prefixes = Prefixes(chosen, outer_is_node=node, dated=False)
@@ -218,18 +218,18 @@ def _filled(pattern: str, named: bool) -> str:
     return pattern
 
 
-def _mostly(lines: list[bytes], one: Format) -> bool:
-    """Whether a weak prefix is one: most lines have it, and what it says comes again and again."""
+def _mostly(lines: list[bytes], one: Format) -> list[re.Match[bytes]]:
+    """The matches of a weak prefix, if it is one: most lines have it, and what it says comes again and again."""
     match = one.compiled().match
     found = [hit for line in lines if (hit := match(line))]
     if len(found) < max(2, 0.6 * len(lines)):
-        return False
+        return []
     if one.name == "host:":
         hosts = {hit["host"] for hit in found}
-        return len(hosts) * 2 <= len(found) and not any(_WORDS.match(host) for host in hosts)
+        return found if len(hosts) * 2 <= len(found) and not any(_WORDS.match(host) for host in hosts) else []
     if one.name == "host 3:" and not all(re.search(rb"\d", hit["host"]) for hit in found):
-        return False  # `Epoch 3:`
-    return len({int(hit["rank"]) for hit in found}) > 1
+        return []  # `Epoch 3:`
+    return found
 
 
 def ranks_of_names(paths: list[str]) -> list[int | None]:
