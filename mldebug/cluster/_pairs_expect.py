@@ -123,9 +123,9 @@ def _between(grid: Grid, kinds: Any, base: Any, inside: Any) -> None:
     of_nodes = upper((pairs - of_rails).reshape(nodes, nodes, -1), share)
     wanted = _of_nodes(of_nodes, kinds, 0.5 if inside.sum() > grid.size else 0.45)
     sound = np.isfinite(of_nodes) & (of_nodes >= wanted - 0.06)
-    left = (pairs - of_rails - wanted[:, :, None, None])[sound]
-    shift = float(np.nanmedian(left)) if np.isfinite(left).any() else 0.0
     clean = _sound_rails(of_rails) if _tells_rails(by_node) else of_rails
+    left = (pairs - clean - wanted[:, :, None, None])[sound][:, np.abs(clean - of_rails) < 0.15]
+    shift = float(np.nanmedian(left)) if np.isfinite(left).any() else 0.0
     whole = wanted[:, None, :, None] + clean[None, :, None, :] + shift
     base[~inside] = whole.reshape(nodes * rails, nodes * rails)[np.ix_(slot, slot)][~inside]
 

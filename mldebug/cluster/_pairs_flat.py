@@ -33,10 +33,11 @@ def expected(rate: Any, most_bad: float) -> Any:
         return np.where(np.isfinite(rate) & (rate < top + np.log(0.6)), top, rate)
     stars = _stars(mean, most_bad)
     none = np.zeros(size, dtype=bool)
+    members = np.isfinite(mean).any(axis=1).sum()
     for bad, share in ((stars, most_bad), (none, most_bad), (none, most_bad / 2)):
         base = _by_kind(mean, bad, share)
         slow = upper(mean - base, 0.75) < -_FALL
-        if slow.sum() <= most_bad * size:  # else what was taken for bad members is a kind
+        if slow.sum() <= most_bad * members:  # else what was taken for bad members is a kind
             break
     later = np.triu(np.ones((size, size)), 1) - np.tril(np.ones((size, size)), -1)
     return np.where(np.isfinite(mean), base + later * lean / 2, np.nan)
@@ -161,7 +162,7 @@ def _is_structure(part: Any, below: Any, above: Any, row: Any, column: Any, know
     hubs = slow >= np.maximum(2, 0.85 * (slow + fast))
     dense = known.mean() >= 0.6 * size
     if (
-        0 < hubs.sum() <= (most_bad if dense else most_bad / 2) * size
+        0 < hubs.sum() <= (most_bad if dense else most_bad / 2) * (known > 0).sum()
         and np.mean(hubs[row[part]] | hubs[column[part]]) > 0.85
     ):
         return False

@@ -11,6 +11,7 @@ from mldebug.cluster._pairs_grid import Grid
 from mldebug.cluster._pairs_search import Cause
 
 _HUB = 3  # paths that share an end are that end's trouble, from so many on
+_LITTLE = -0.4  # of logarithms: what uplinks of a switch lack by design is more than that, mostly
 _SHARE = 0.2  # and where they are this share of its paths
 
 
@@ -26,14 +27,23 @@ def merge(cells: Grid, causes: list[Cause]) -> list[Cause]:
 
 
 def without_patterns(cells: Grid, causes: list[Cause]) -> list[Cause]:
-    """In a sample, several paths between nodes that are equally slow are how the fabric is built."""
+    """In a sample, paths between nodes that are slow alike, or only a little, are how the fabric is built."""
     nodes = len(cells.hosts)
-    one, other = np.nonzero(cells.measured)
-    if len(np.unique(cells.node[one] * nodes + cells.node[other])) > 0.5 * nodes * nodes:
+    one, other = np.nonzero(cells.measured & (cells.node[:, None] != cells.node[None, :]))
+    if len(np.unique(cells.node[one] * nodes + cells.node[other])) > 0.6 * nodes * (nodes - 1):
         return causes
-    slow = [cause for cause in causes if cause.kind == "node-path" and not cells.failed.reshape(-1)[cause.cells].any()]
-    alike = [one for one in slow if sum(abs(one.fall - other.fall) < 0.1 for other in slow) > 1]
-    return [cause for cause in causes if not any(cause is one for one in alike)]
+    slow = [
+        cause
+        for cause in causes
+        if (cause.kind == "node-path" or (cause.kind == "path" and nodes == cells.size))
+        and not cells.failed.reshape(-1)[cause.cells].any()
+    ]
+    built = [
+        cause
+        for cause in slow
+        if cause.fall > _LITTLE or sum(abs(cause.fall - other.fall) < 0.1 for other in slow) > 1
+    ]
+    return [cause for cause in causes if not any(cause is one for one in built)]
 
 
 def _same(causes: list[Cause]) -> list[Cause]:
