@@ -17,7 +17,7 @@ from datetime import datetime
 
 from mldebug.core.errors import UsageError
 from mldebug.core.world import world
-from mldebug.tracing._compress import Compressor
+from mldebug.tracing._compress import Compressor, remove
 
 
 class TraceFile:
@@ -56,6 +56,8 @@ class TraceFile:
         try:
             self._open()
         except OSError as exc:
+            if self.path:
+                remove(self.path)  # its first line did not fit
             raise cannot_write(self.folder, exc) from exc
 
     def write(self, data: bytes) -> None:

@@ -78,18 +78,23 @@ def partings(
         splits += [(party, split) for split in align(main.text(start), other.text(start), start, most).splits]
     splits.sort(key=lambda item: item[1].position)
     left_at = {party.first: split.position for party, split in splits if not split.meets}
-    groups: dict[tuple[bytes, int], list[tuple[Party, Split]]] = {}
-    for party, split in splits:
-        groups.setdefault((split.last, split.position), []).append((party, split))
-    wanted = sorted(groups, key=lambda key: (_asks(key[0]), key[1]))[:_COUNTED]
+    same: dict[tuple[bytes, bytes | int, bytes], list[tuple[Party, Split]]] = {}
+    for party, split in splits:  # what happens again and again is one thing, whenever it was first
+        again = split.times > 1
+        key = (split.last, split.left, split.right) if again else (split.last, split.position, b"")
+        same.setdefault(key, []).append((party, split))
+    groups = list(same.values())
+    order = sorted(range(len(groups)), key=lambda at: (_asks(groups[at][0][1].last), groups[at][0][1].position))
+    wanted = order[:_COUNTED]
     progress("counting iterations")
-    branches = {key: _branch(main, indexes, groups[key]) for key in wanted}
-    marks = {(branch.line, position): 0 for (_, position), branch in branches.items()}
-    counts = count_before(main, list(marks))
-    for (_, position), branch in branches.items():
-        branch.count = None if cut else counts[branch.line, position]
+    branches = {at: _branch(main, indexes, groups[at]) for at in wanted}
+    marks = {at: (branch.line, groups[at][0][1].position) for at, branch in branches.items()}
+    counts = count_before(main, list(dict.fromkeys(marks.values())))
+    for at, branch in branches.items():
+        branch.count = None if cut else counts[marks[at]]
     return tuple(
-        _parting(group, indexes, found, left_at, branches.get(key) or _Branch(key[0])) for key, group in groups.items()
+        _parting(group, indexes, found, left_at, branches.get(at) or _Branch(group[0][1].last))
+        for at, group in enumerate(groups)
     )
 
 
