@@ -39,9 +39,7 @@ def without_patterns(cells: Grid, causes: list[Cause]) -> list[Cause]:
         and not cells.failed.reshape(-1)[cause.cells].any()
     ]
     built = [
-        cause
-        for cause in slow
-        if cause.fall > _LITTLE or sum(abs(cause.fall - other.fall) < 0.1 for other in slow) > 1
+        cause for cause in slow if cause.fall > _LITTLE or sum(abs(cause.fall - other.fall) < 0.1 for other in slow) > 1
     ]
     return [cause for cause in causes if not any(cause is one for one in built)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mldebug.cluster import _doctor_nvml
+from mldebug.cluster import _doctor_nvml, doctor, load_doctor
 from tests.cluster.doctor_kit import (
     INVALID,
     LOST,
@@ -198,6 +198,13 @@ class TestNvlink:
         found = machine.findings()
         assert of(found, "bad") == []
         assert "have none" in of(found, "ok", "NVLink")[0].says
+
+    def test_a_virtual_machine_may_hide_them(self) -> None:
+        """Recorded on one H200 that is passed through to a virtual machine: its links are not to be seen."""
+        path = Path(__file__).parent / "evidence" / "doctor_h200_vm.json"
+        found = doctor(load_doctor([path])).findings
+        assert of(found, "bad") == [] and "may hide them" in of(found, "unseen", "NVLink")[0].says
+        assert {one.check for one in of(found, "warn")} == {"NCCL", "host name"}
 
     def test_two_gpus_of_which_one_has_lost_links(self, tmp_path: Path) -> None:
         """Two of six inactive on one V100: with two there is no majority, and the one with fewer is named."""
