@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from mldebug.cluster._doctor_finding import Finding, Node, fine, gpus, part, unseen, warn
+from mldebug.cluster._doctor_finding import Finding, Node, fine, gpus, many, part, unseen, warn
 from mldebug.cluster._doctor_root import NotVisible, Root
 
 _FIRST = re.compile(r"docker|kubepods|containerd|libpod|lxc|enroot|apptainer")
@@ -65,7 +65,8 @@ def judge(node: Node) -> Iterator[Finding]:
     elif kind:
         shown = len(seen.get("gpu_files") or [])
         yield fine(
-            check, f"{kind}, with device files of {shown} GPUs" if shown else f"{kind}, without device files of GPUs"
+            check,
+            f"{kind}, with device files of {many(shown, 'GPU')}" if shown else f"{kind}, without device files of GPUs",
         )
     else:
         yield fine(check, "none")

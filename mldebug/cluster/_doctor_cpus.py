@@ -14,6 +14,7 @@ from mldebug.cluster._doctor_finding import (
     cpus,
     fine,
     gpus,
+    many,
     part,
     settle,
     size,
@@ -156,7 +157,7 @@ def _count(node: Node, seen: Any) -> Iterator[Finding]:
     mine, count = cpus(seen["allowed"]), len(gpus(node))
     hint = "SLURM: --cpus-per-task; docker: --cpuset-cpus; `taskset -p PID` shows who binds it"
     if count and len(mine) < 2 * count:
-        yield warn(check, f"{len(mine)} for {count} GPUs ({seen['allowed']}): each rank needs 2 at least", hint)
+        yield warn(check, f"{len(mine)} for {many(count, 'GPU')} ({seen['allowed']}): each rank needs 2 at least", hint)
     else:
         yield fine(check, f"{len(mine)} of {len(cpus(seen.get('online', '')) or mine)}")
 
@@ -195,7 +196,7 @@ def _near(node: Node, seen: Any) -> Iterator[Finding]:
         why = f"{virtual} hides which CPUs are near" if virtual else "sysfs does not tell it"
         yield unseen(check, why, "NCCL_TOPO_FILE=FILE of your cloud tells NCCL, where there is one" if virtual else "")
         return
-    yield from settle(check, troubles, f"CPUs near each of {known} GPUs may be used")
+    yield from settle(check, troubles, f"CPUs near {many(known, 'GPU')} may be used")
 
 
 _BIND = "give the job CPUs of all sockets: SLURM --gpu-bind and --cpus-per-task, docker --cpuset-cpus"
@@ -212,7 +213,7 @@ def _group(node: Node, seen: Any) -> Iterator[Finding]:
         troubles.append(
             say(
                 check,
-                f"a quota of {group['cpus']:g} CPUs for {count} GPUs",
+                f"a quota of {group['cpus']:g} CPUs for {many(count, 'GPU')}",
                 "raise --cpus, or the CPU limit of the pod",
             )
         )

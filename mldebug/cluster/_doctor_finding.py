@@ -97,6 +97,11 @@ def median(values: Iterable[float]) -> float:
     return ordered[len(ordered) // 2] if ordered else 0.0
 
 
+def many(count: int, noun: str) -> str:
+    """ "1 GPU", "8 GPUs"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def size(count: float) -> str:
     """Bytes for people: "64 MiB"."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]

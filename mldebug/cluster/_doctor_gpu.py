@@ -14,6 +14,7 @@ from mldebug.cluster._doctor_finding import (
     gpus,
     hidden,
     majority,
+    many,
     median,
     part,
     settle,
@@ -148,7 +149,7 @@ def _ecc(node: Node) -> Iterator[Finding]:
             troubles.append(
                 warn(check, "a change of its mode waits for a reboot", "reboot, or reset the GPU", where(gpu))
             )
-    yield from settle(check, troubles, f"no uncorrected errors on {len(found)} GPUs")
+    yield from settle(check, troubles, f"no uncorrected errors on {many(len(found), 'GPU')}")
 
 
 def _rows(node: Node) -> Iterator[Finding]:

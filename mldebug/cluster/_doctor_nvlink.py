@@ -14,6 +14,7 @@ from mldebug.cluster._doctor_finding import (
     gpus,
     hidden,
     majority,
+    many,
     part,
     settle,
     unseen,
@@ -42,10 +43,12 @@ def _links(node: Node, found: list[Any]) -> Iterator[Finding]:
     told = [gpu for gpu in found if "links" in gpu]
     if not told:
         reasons = {gpu.get("unseen", {}).get("links", "") for gpu in found}
-        if all("does not support" in why for why in reasons):
-            yield fine(check, "these GPUs have none")
-        else:
+        if not all("does not support" in why for why in reasons):
             yield from hidden(check, found, "links")
+        elif part(node, "pci", "virtual") or any(gpu.get("virtual") == 1 for gpu in found):
+            yield unseen(check, "the driver tells of none, and a virtual machine may hide them")
+        else:
+            yield fine(check, "these GPUs have none")
         return
     troubles: list[Finding] = []
     words = []
@@ -89,14 +92,14 @@ def _peers(node: Node, found: list[Any]) -> Iterator[Finding]:
     without = [row for row in told if row[2] != 0]
     if not without:
         linked = sum(row[3] == 0 for row in told)
-        yield fine(check, f"all {len(told)} pairs, {linked} of them over NVLink")
+        yield fine(check, f"{many(len(told), 'pair')}, {linked} over NVLink")
         return
     why = _PEERS.get(without[0][2], f"status {without[0][2]}")
     if len(without) == len(told):
         if without[0][2] == 4:
-            yield warn(check, f"none of {len(told)} pairs: {why}", "look for NVreg_ options in /etc/modprobe.d")
+            yield warn(check, f"none of {many(len(told), 'pair')}: {why}", "look for NVreg_ options in /etc/modprobe.d")
         else:
-            yield fine(check, f"none of {len(told)} pairs: {why}. NCCL goes through host memory")
+            yield fine(check, f"none of {many(len(told), 'pair')}: {why}. NCCL goes through host memory")
         return
     shown = ", ".join(f"{one}-{other}" for one, other, *_ in without[:4])
     says = f"{len(without)} of {len(told)} pairs have none (GPU {shown}{' ...' if len(without) > 4 else ''}): {why}"

@@ -16,6 +16,7 @@ from mldebug.cluster._doctor_finding import (
     gpus,
     hidden,
     majority,
+    many,
     part,
     settle,
     unseen,
@@ -130,7 +131,9 @@ def _links(node: Node) -> Iterator[Finding]:
     if not found:
         return
     if part(node, "load", "gpus"):
-        yield from settle(check, _under_load(node), f"full generation and width under load on {len(found)} GPUs")
+        yield from settle(
+            check, _under_load(node), f"full generation and width under load on {many(len(found), 'GPU')}"
+        )
         return
     told = [gpu for gpu in found if "pcie_width" in gpu]
     if not told:
@@ -236,7 +239,7 @@ def _redirects(node: Node) -> Iterator[Finding]:
     blind = next((one["acs_why"] for one in bridges.values() if "acs_why" in one), "")
     shown = f"{', '.join(redirecting[:3])}{' ...' if len(redirecting) > 3 else ''}"
     if over_pci and (translated or redirecting):
-        pairs = f"{len(over_pci)} pairs of GPUs reach each other over PCIe"
+        pairs = f"{many(len(over_pci), 'pair')} of GPUs reach each other over PCIe"
         why = [f"ACS redirects it at {shown}"] if redirecting else []
         why += [f"the IOMMU translates it (type {translated[0]})"] if translated else []
         say = bad if translated else warn

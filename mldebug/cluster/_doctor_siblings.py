@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mldebug.cluster._doctor_finding import Finding, Node, bad, by, fine, gpus, majority, part, warn
+from mldebug.cluster._doctor_finding import Finding, Node, bad, by, fine, gpus, majority, many, part, warn
 from mldebug.cluster._doctor_net import routable
 from mldebug.cluster._doctor_rdma import is_active
 from mldebug.cluster._doctor_software import settings, uniform
@@ -68,7 +68,7 @@ def _vbios(nodes: Sequence[Node]) -> Iterator[Finding]:
     yield from odd_ones
     if everything and not odd_ones:
         yield at(
-            fine(check, f"the same on all {len(everything)} GPUs of a model"),
+            fine(check, f"one version for each model, {many(len(everything), 'GPU')}"),
             *(_host(node) for node in nodes if gpus(node)),
         )
 

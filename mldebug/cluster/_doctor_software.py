@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mldebug.cluster._doctor_finding import Finding, Node, bad, fine, gpus, part, settle, unseen, warn
+from mldebug.cluster._doctor_finding import Finding, Node, bad, fine, gpus, many, part, settle, unseen, warn
 from mldebug.cluster._doctor_names import KNOWN
 from mldebug.cluster._doctor_root import NotVisible, Root
 
@@ -172,8 +172,11 @@ def _variables(node: Node, seen: Any) -> Iterator[Finding]:
                     warn(check, f"{name}={value}{place} is nothing that NCCL reads", f"did you mean {near[0]}?")
                 )
     troubles += _hca(node)
-    count = sum(name.startswith(("NCCL_", "TORCH_NCCL_", "RCCL_")) and ":" not in name for name in settings(node))
-    yield from settle(check, troubles, f"{count} settings of NCCL, none left over" if count else "no settings of NCCL")
+    ours = [name for name in settings(node) if name.startswith(("NCCL_", "TORCH_NCCL_", "RCCL_")) and ":" not in name]
+    count = len([name for name in ours if name != "NCCL_VERSION"])  # that is a label of CUDA's images
+    yield from settle(
+        check, troubles, f"{many(count, 'setting')} of NCCL, none left over" if count else "no settings of NCCL"
+    )
 
 
 def _hca(node: Node) -> Iterator[Finding]:
