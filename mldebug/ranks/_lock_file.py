@@ -16,10 +16,13 @@ def open_lock_file(size: int) -> int:
     Tried are XDG_RUNTIME_DIR, TMPDIR (else /tmp), /dev/shm and /var/tmp, in this order. A link, another user's file or
     folder, or one that others may write is passed over: in /tmp anybody could have put it there.
     """
-    for folder in _folders():
+    global _used
+    for folder, name in _places():
         for _attempt in range(3):  # the last process of before may remove it just now
             try:
-                return _open_in(folder, size)
+                fd = _open_in(folder, name, size)
+                _used = (folder, name)
+                return fd
             except FileNotFoundError:
                 continue
             except OSError:
@@ -29,13 +32,20 @@ def open_lock_file(size: int) -> int:
 
 def remove_lock_file(fd: int) -> None:
     """Remove the file, if it is still the one that `fd` has open, and the folder, if nothing else is in it."""
-    ours = os.fstat(fd)
-    for folder in _folders():
-        path = os.path.join(folder, _name())
+    if _used is not None:
+        path = os.path.join(*_used)
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.lstat(path), ours):
+            if os.path.samestat(os.lstat(path), os.fstat(fd)):
                 os.unlink(path)
-                os.rmdir(folder)
+                os.rmdir(_used[0])
+
+
+_used: tuple[str, str] | None = None  # folder and name; a program may set TMPDIR later, and fork
+
+
+def _places() -> list[tuple[str, str]]:
+    name = _name()
+    return [*([_used] if _used is not None else []), *((folder, name) for folder in _folders())]
 
 
 def _folders() -> list[str]:
@@ -50,14 +60,14 @@ def _folders() -> list[str]:
     return found
 
 
-def _open_in(folder: str, size: int) -> int:
+def _open_in(folder: str, name: str, size: int) -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     flags = os.O_CLOEXEC | os.O_NOFOLLOW
     inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | flags)
     try:
         _refuse_others(os.fstat(inside), stat.S_ISDIR)
-        fd = os.open(_name(), os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | flags, 0o600, dir_fd=inside)
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | flags, 0o600, dir_fd=inside)
     finally:
         os.close(inside)
     try:

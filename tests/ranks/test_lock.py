@@ -32,6 +32,9 @@ time.sleep(600)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    LOCK.leave()  # what other tests have opened
+    LOCK._leaving = False
+    monkeypatch.setattr(_lock_file, "_used", None)
     return tmp_path / f"mldebug-{os.geteuid()}"
 
 
@@ -185,8 +188,11 @@ def test_the_same_thread_may_take_it_again(lock: PrintLock) -> None:
     other.leave()
 
 
-def test_a_child_has_a_lock_of_its_own_though_forked_under_it(folder: Path) -> None:
+def test_a_child_has_a_lock_of_its_own_though_forked_under_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     had = LOCK.take(5, -1)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "another"))
     pid = os.fork()
     if pid == 0:
         taken = LOCK.take(5, -1, 0.3)  # the parent has it: an inherited descriptor would have it too

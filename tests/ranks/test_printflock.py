@@ -485,3 +485,12 @@ def test_in_asyncio(capsys: pytest.CaptureFixture[str]) -> None:
 def test_capture_by_descriptor(capfd: pytest.CaptureFixture[str]) -> None:
     printflock("to the descriptor")
     assert capfd.readouterr().out == "to the descriptor\n"
+
+
+def test_the_benchmark_runs(run_python: Run) -> None:
+    benchmark = ROOT / "tests/benchmarks/printflock_lines.py"
+    done = run_python(benchmark, "--processes", "8", "--lines", "100", "--rounds", "1", timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [line.split()[:6] for line in done.stdout.splitlines()]
+    assert results == [[sink, "mldebug", "broken", "0", "lost", "0"] for sink in ("pipe", "file", "pty")]
+    assert done.stderr == ""
