@@ -25,7 +25,7 @@ class Difference:
 def differences(evidence: Evidence) -> list[Difference]:
     """What is not the same on all ranks that have said it, the worst first."""
     ranks = {int(name): one for name, one in evidence["ranks"].items() if "torch" in one["facts"]}
-    found = [*_plain(ranks), *_environment(ranks), *_links(ranks), *_clocks(ranks), *_master(ranks), *_worlds(evidence)]
+    found = [*_plain(ranks), *_environment(ranks), *_links(ranks), *_clocks(ranks), *_master(ranks)]
     return sorted(found, key=lambda one: one.level != "bad")
 
 
@@ -140,11 +140,3 @@ def _master(ranks: dict[int, Any]) -> Iterator[Difference]:
     found = _one("address of MASTER_ADDR", "warn", told, "compare /etc/hosts and DNS of the hosts")
     if found is not None:
         yield found
-
-
-def _worlds(evidence: Evidence) -> Iterator[Difference]:
-    """A launcher started more tasks than the job knows of: each node, or each task, is a world of its own."""
-    for name, one in evidence["ranks"].items():
-        if why := one.get("apart", ""):
-            yield Difference("world", "bad", ((why, (int(name),)),), (int(name),), why, one.get("apart_hint", ""), True)
-            return

@@ -22,6 +22,7 @@ def main() -> int:
     if len(told["ports"]) > 1 and _is_there(told["ports"], config.job):
         return 0  # two ranks 0 of one job: the other one's collector will say so
     collector = Collector(config, listen(told["ports"]), lambda evidence: make_report(evidence).to_dict())
+    collector.evidence["plan"] = told["plan"]
     report = collector.run()
     if not collector.shown and told["output"] is not None:
         emit(read_report(report, told["verbose"]), **told["output"])

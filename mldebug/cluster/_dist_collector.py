@@ -107,10 +107,9 @@ class Collector:
             else:
                 self._read(key.data)
         now = time.monotonic()
-        ping = {"t": "ping", "pids": [self.ranks["0"][name] for name in ("pid", "parent")] if "0" in self.ranks else []}
         for wire in list(self._wires):
             if wire.waits_to_write or now - self._pinged >= 1.0:
-                self._send(wire, ping)
+                self._send(wire, {"t": "ping"})
         if now - self._pinged >= 1.0:
             self._pinged = now
 
@@ -157,6 +156,9 @@ class Collector:
                 self._trouble = self._trouble or time.monotonic()
                 continue
             self.ranks[str(rank)] = new_rank(int(rank), int(local_rank), host, boot, int(pid), parent)
+            self.ranks[str(rank)] |= {"local_world": message["local_world"] or 0, "apart": message["apart"]}
+            if message["apart"]:
+                self._trouble = self._trouble or time.monotonic()
             self.ranks[str(rank)]["address"] = wire.sock.getpeername()[0]
             self._of[int(rank)] = wire
             self._wires[wire].append(int(rank))
@@ -224,7 +226,7 @@ class Collector:
         """How far a host's clock is from ours: the smallest difference seen, as messages are late at times."""
         skew = told - time.time()
         for rank in self._wires[wire]:
-            before = self.ranks[str(rank)].get("skew")
+            before = self.ranks[str(rank)]["skew"]
             if before is None or abs(skew) < abs(before):
                 self.ranks[str(rank)]["skew"] = round(skew, 3)
 

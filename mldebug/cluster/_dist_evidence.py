@@ -3,8 +3,10 @@
 schema, world, backend, timeout, ended (why the collector stopped), seconds
 collector  {host, pid, address}
 ranks      {"0": {rank, local_rank, host, boot, pid, parent, phase, step, age, state, parent_state, silent, lost,
-                  code, error, facts, reach, done, stack, checks}}   a rank that never came is not in it
+                  code, error, facts, reach, done, stack, checks, local_world, apart, skew}}
+                                         a rank that never came is not in it
 clashes    [{rank, host, pid, why}]      who was not let in
+plan       {"0": host}                   where the launcher puts ranks, if it says so
 hosts      {host: why}                   hosts that could not be reached to start ranks
 wrong      [{rank, check, source, count, index, got, want}]   contents that were not what they had to be
 left_out   [[check, why]]                what this backend lacks
@@ -36,6 +38,7 @@ def new_rank(rank: int, local_rank: int, host: str, boot: str, pid: int, parent:
         "rank": rank, "local_rank": local_rank, "host": host, "boot": boot, "pid": pid, "parent": parent,
         "phase": "start", "step": 0, "age": 0.0, "state": "", "parent_state": "", "silent": 0.0, "lost": "",
         "code": None, "error": None, "facts": {}, "reach": [], "done": False, "stack": "", "checks": {},
+        "local_world": 0, "apart": [], "skew": None,
     }  # fmt: skip
 
 

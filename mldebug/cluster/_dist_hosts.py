@@ -133,11 +133,10 @@ def main() -> int:
     """On a host: looks after its ranks. What the collector judged is shown where it is, not here."""
     told = json.loads(sys.argv[1])
     os.environ.update(told["env"])
-    os.environ["LOCAL_WORLD_SIZE"] = str(len(told["ranks"]))
     where = Where(tuple(told["hosts"]), "the host that started this", (int(told["port"]),))
     ranks = [(int(rank), int(local)) for rank, local in told["ranks"]]
     try:
-        Node(ranks, told["world"], told["job"], where, told["timeout"]).run()
+        Node(ranks, told["world"], told["job"], where, told["timeout"], len(ranks)).run()
     except Unheard as exc:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{exc.why}\n")

@@ -51,7 +51,8 @@ def judge_dist_test(evidence: Evidence) -> DistVerdict:
     """
     if evidence["ended"] == "no collector":
         return DistVerdict((_rank_zero(evidence),), (), (), ())
-    found = [*_clashes(evidence), *_dead(evidence), *_stopped(evidence), *_silent(evidence), *_missing(evidence)]
+    found = [*_apart(evidence), *_clashes(evidence), *_dead(evidence), *_stopped(evidence), *_silent(evidence)]
+    found += [] if any(one.kind == "apart" for one in found) else _missing(evidence)
     known = {culprit.rank for culprit in found}
     found += [one for one in _duplicates(evidence) if one.rank not in known]
     unlike = differences(evidence)
@@ -93,6 +94,14 @@ def gpu_of(one: dict[str, Any]) -> str:
     uuid = device.get("uuid", "")
     uuid = f"GPU-{uuid}" if uuid and device["kind"] == "cuda" and not uuid.startswith("GPU-") else uuid
     return f"{device['kind']}:{device['index']} {uuid}".strip()
+
+
+def _apart(evidence: Evidence) -> Iterator[Culprit]:
+    """Each node, or each task, is a world of its own: what the launcher started is more than the job knows of."""
+    for rank, one in _ranks(evidence):
+        if one["apart"]:
+            yield _of_rank(evidence, rank, "apart", one["apart"][0], hint=one["apart"][1], fatal=True)
+            return
 
 
 def _clashes(evidence: Evidence) -> Iterator[Culprit]:
@@ -152,10 +161,21 @@ def _missing(evidence: Evidence) -> Iterator[Culprit]:
         return  # they may still come
     for rank in range(evidence["world"]):
         if str(rank) not in evidence["ranks"]:
-            host = evidence.get("plan", {}).get(str(rank), "")
+            host = _planned_host(evidence, rank)
             why = evidence["hosts"].get(host) or evidence.get("missing_why") or "never reported to the collector"
             hint = "is its process there? `ps -ef` on its host" + (f", {host}" if host else "")
+            hint = f"try it by hand: ssh {host} true" if host in evidence["hosts"] else hint
             yield Culprit("missing", why, rank, host, phase="start", hint=hint)
+
+
+def _planned_host(evidence: Evidence, rank: int) -> str:
+    """Where a rank that never came would be: by the launcher's plan, or beside the other ranks of its node."""
+    if str(rank) in evidence.get("plan", {}):
+        return str(evidence["plan"][str(rank)])
+    for other, one in _ranks(evidence):
+        if one["local_world"] and other - one["local_rank"] <= rank < other - one["local_rank"] + one["local_world"]:
+            return str(one["host"])
+    return ""
 
 
 def _duplicates(evidence: Evidence) -> Iterator[Culprit]:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,14 +57,16 @@ class Node:
         job: str,
         where: Where,
         timeout: float,
-        env: Mapping[str, str] | None = None,
+        local_world: int | None = None,
+        apart: Sequence[str] = (),
     ) -> None:
         self.ranks = list(ranks)
         self.world = world
         self.job = job
         self.where = where
         self.timeout = timeout
-        self.env = env
+        self.local_world = local_world
+        self.apart = list(apart)  # what is wrong with the launcher's idea of the world, and a hint
         self.link: Wire | None = None
         self.told: Message = {}  # the collector's welcome
         self._workers: list[_Worker] = []
@@ -98,7 +100,9 @@ class Node:
 
     def _start(self) -> None:
         root = str(Path(__file__).resolve().parent.parent.parent)
-        base = dict(os.environ if self.env is None else self.env)
+        base = dict(os.environ)
+        if self.local_world:
+            base["LOCAL_WORLD_SIZE"] = str(self.local_world)
         base["PYTHONPATH"] = os.pathsep.join(filter(None, [root, base.get("PYTHONPATH")]))
         base.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of addresses without a name
         for rank, local_rank in self.ranks:
@@ -143,7 +147,8 @@ class Node:
     def _greet(self, wire: Wire) -> Message | None:
         message = {
             "t": "hello", "job": self.job, "host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid(),
-            "world": self.world, "ranks": [[one.rank, one.local_rank, one.process.pid] for one in self._workers],
+            "world": self.world, "local_world": self.local_world, "apart": self.apart,
+            "ranks": [[one.rank, one.local_rank, one.process.pid] for one in self._workers],
         }  # fmt: skip
         with contextlib.suppress(Gone):
             wire.send(message)
@@ -205,8 +210,6 @@ class Node:
         if message.get("t") == "go":
             for one in self._workers:
                 self._give(one, message)
-        elif message.get("t") == "ping":
-            self.told["pids"] = message["pids"]
         elif message.get("t") == "stack":
             for one in self._workers:
                 if one.rank == message["rank"]:
@@ -264,8 +267,12 @@ class Node:
         """The collector and the processes of rank 0, where they are on this host and somebody stopped them."""
         if self.told["boot"] != boot_id():
             return []
-        known = [pid for pid in (self.told["pid"], *self.told.get("pids", ())) if self.job in _environment(pid)]
-        known += [parent for parent in map(_parent, known) if parent in self.told.get("pids", ())]
+        collector = int(self.told["pid"])
+        if self.job not in _environment(collector):
+            return []
+        rank_zero = _parent(collector)  # that started it, and its worker
+        workers = [pid for pid in _children(rank_zero) if pid != collector and self.job in _environment(pid)]
+        known = [collector, *workers, *([rank_zero] if rank_zero > 1 else [])]
         return [pid for pid in known if process_state(pid) == "T"]
 
     def end_stopped(self) -> None:
@@ -289,6 +296,13 @@ def _parent(pid: int) -> int:
         )
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+    except (OSError, ValueError):
+        return []
 
 
 def _stack_text(threads: Sequence[dict[str, Any]]) -> str:

@@ -26,7 +26,8 @@ def unreachable(evidence: Evidence) -> list[tuple[int, str, str]]:
         target, ways_in = targets.most_common(1)[0]
         blame_source = ways_out > ways_in
         mine = [(one, link) for one, link in failed if (one == source if blame_source else link[0] == target)]
-        found.append((source if blame_source else target, _words(evidence, mine), _hint(mine[0][1])))
+        what = "does not get to others" if blame_source else "cannot be reached"
+        found.append((source if blame_source else target, f"{what}: {_words(evidence, mine)}", _hint(mine[0][1])))
         failed = [one for one in failed if one not in mine]
     return found
 

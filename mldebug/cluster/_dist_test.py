@@ -20,7 +20,7 @@ from mldebug.cluster._dist_evidence import empty, new_rank
 from mldebug.cluster._dist_local import boot_id, devices_here
 from mldebug.cluster._dist_node import Node, Unheard
 from mldebug.cluster._dist_report import DistTestReport, make_report, read_report
-from mldebug.cluster._dist_where import Where, find, local_world
+from mldebug.cluster._dist_where import Where, apart, find, local_world, plan
 from mldebug.cluster._dist_wire import listen
 from mldebug.core.errors import UsageError
 from mldebug.core.world import Claim, claims, job
@@ -117,8 +117,7 @@ def _launch(options: Options, show: Show | None) -> DistTestReport:
     listener = listen(address="127.0.0.1")
     collector = Collector(config_of(options, count, name), listener, judged)
     where = Where(("127.0.0.1",), "this host", (listener.getsockname()[1],))
-    env = {**os.environ, "LOCAL_WORLD_SIZE": str(count)}
-    node = Node([(rank, rank) for rank in range(count)], count, name, where, options.timeout, env)
+    node = Node([(rank, rank) for rank in range(count)], count, name, where, options.timeout, count)
     thread = threading.Thread(target=collector.run, name="mldebug-collector", daemon=True)
     thread.start()
     shown: list[DistTestReport] = []
@@ -148,9 +147,10 @@ def _join(options: Options, claim: Claim, show: Show | None) -> DistTestReport:
     rank, local_rank = claim.rank, claim.local_rank
     if local_rank is None:
         local_rank = rank % (devices_here() or 1)
-    where = find(os.environ, name, claim.size, local_world(os.environ), options.collector)
+    local = local_world(os.environ)
+    where = find(os.environ, name, claim.size, local, options.collector)
     process = _start_collector(options, claim.size, name, where) if rank == 0 else None
-    node = Node([(rank, local_rank)], claim.size, name, where, options.timeout)
+    node = Node([(rank, local_rank)], claim.size, name, where, options.timeout, local, apart(os.environ))
     found: list[DistTestReport] = []
 
     def keep(told: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ def _start_collector(options: Options, world: int, name: str, where: Where) -> s
     """Beside rank 0 and not in it, so that there is somebody to say what happened to rank 0."""
     told = {
         "config": config_of(options, world, name).to_dict(), "ports": list(where.candidates), "output": options.output,
-        "verbose": options.verbose,
+        "verbose": options.verbose, "plan": plan(os.environ, world),
     }  # fmt: skip
     root = str(Path(__file__).resolve().parent.parent.parent)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}

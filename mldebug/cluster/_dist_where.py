@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -9,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mldebug.cluster._dist_wire import ports, resolve
-from mldebug.core.errors import UsageError
+from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.hosts import parse_hosts
+from mldebug.core.world import claims
 
 VARIABLE = "MLDEBUG_COLLECTOR"  # host:port, where nothing else says it
 
@@ -75,16 +78,46 @@ def local_world(env: Mapping[str, str]) -> int | None:
     return None
 
 
-def is_here(host: str) -> bool:
-    """Whether this name is of this host, by its addresses."""
-    for address in resolve(host):
-        try:
-            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                sock.bind((address, 0))
-                return True
-        except OSError:
-            continue
-    return False
+def plan(env: Mapping[str, str], world: int) -> dict[str, str]:
+    """Which host each rank is to be on, where SLURM says it: as many tasks on each node in turn as it lists."""
+    nodes = env.get("SLURM_STEP_NODELIST", "")
+    tasks = re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    counts = [int(count) for count, times in tasks for _ in range(int(times or 1))]
+    if "SLURM_PROCID" not in env or sum(counts) != world:
+        return {}
+    with contextlib.suppress(MldebugError, ValueError):  # no ClusterShell for the list: then hosts are not named
+        hosts = [host for host, count in zip(parse_hosts(nodes), counts, strict=True) for _ in range(count)]
+        return {str(rank): host for rank, host in enumerate(hosts)}
+    return {}
+
+
+def apart(env: Mapping[str, str]) -> tuple[str, ...]:
+    """(why, hint) if the launchers' words show that nodes, or tasks, are worlds of their own; else nothing."""
+    told = claims(env)
+    inner, outer = told[0], told[-1]
+    if inner.size < outer.size:
+        names = f"{inner.launcher} was told of {inner.size} rank{'s' if inner.size > 1 else ''}"
+        hint = f"unset {' '.join(inner.names)}, or start one {inner.launcher} for each node with all nodes in it"
+        return f"{names}, and {outer.launcher} started {outer.size} tasks: each is a world of its own", hint
+    nodes, local = env.get("SLURM_STEP_NUM_NODES", ""), local_world(env)
+    many = outer.launcher == "srun" and nodes.isdecimal() and int(nodes) > 1
+    if inner.launcher == "torchrun" and many and local == inner.size:
+        hint = "torchrun --nnodes $SLURM_NNODES --rdzv-endpoint <first node>:29500 --rdzv-backend c10d ..."
+        return f"torchrun has {local} ranks, all on this node, and srun started it on {nodes} nodes", hint
+    master = env.get("MASTER_ADDR", "")
+    addresses = resolve(master) if master else []
+    # A name of the first host's own may well be a loopback address there, and nowhere else.
+    elsewhere = (
+        local is not None and local < inner.size and (inner.rank >= local or master in ("localhost", *addresses))
+    )
+    if elsewhere and addresses and all(map(_is_loopback, addresses)):
+        hint = "export MASTER_ADDR=<the name of the first node>, and see that it is no loopback address in /etc/hosts"
+        return f"MASTER_ADDR={master} is {addresses[0]}, which is each host itself, and the job has other hosts", hint
+    return ()
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
 
 
 def _first(nodes: str) -> str:
