@@ -122,7 +122,10 @@ class TextPen:
         timing, log_pids, names = self._options
         pid = os.getpid() if log_pids else None
         sink, codes, main = self._sink, self.codes, self._main
-        write, lock, failed = sink.write, threading.Lock(), self._failed
+        write, failed = sink.write, self._failed
+        # A signal handler may come in while it is held, and wait there for a thread that wants it: then go without.
+        lock, patience = threading.Lock(), _PATIENCE
+        acquire, release = lock.acquire, lock.release
         started = monotonic()
         tick = 0.0 if timing else float("inf")  # when the text of the time changes
         thread, piece = 0, sink.piece
@@ -143,42 +146,55 @@ class TextPen:
             call_ahead = prefix(pid=pid, thread=name)
 
         def line(code: CodeType, number: int) -> None:
-            nonlocal context
+            nonlocal context, patience
             try:
                 lines = codes[id(code)]
                 text = lines[number]
-                with lock:  # the text, its call and its prefix belong together
+                held = acquire(True, patience)  # the text, its call and its prefix belong together
+                try:
                     if get_ident() != thread or monotonic() >= tick or piece != sink.piece:
                         turn(get_ident())
                     if lines is context:
                         write(ahead + text)
                     else:
-                        write(call_ahead + lines.call + b"\n" + ahead + text)
                         context = lines
+                        write(call_ahead + lines.call + b"\n" + ahead + text)
+                finally:
+                    if held:
+                        release()
+                    else:
+                        patience = 0
             except Exception as exc:
                 failed(exc)
 
         def call(lines: Lines, words: str) -> None:
-            nonlocal context
-            text = shorten(lines.call + words.encode("utf-8", "backslashreplace"), 4000) + b"\n"
-            with lock:
-                turn(get_ident())
-                write(call_ahead + text)
-                context = lines
+            put(lines, shorten(lines.call + words.encode("utf-8", "backslashreplace"), 4000), True)
 
         def event(lines: Lines, number: int, words: str) -> None:
-            nonlocal context
-            text = shorten(lines.at(number, words), 4000) + b"\n"
-            with lock:
+            put(lines, shorten(lines.at(number, words), 4000), False)
+
+        def put(lines: Lines, text: bytes, is_call: bool) -> None:
+            nonlocal context, patience
+            held = acquire(True, patience)
+            try:
                 turn(get_ident())
-                write((ahead if lines is context else call_ahead + lines.call + b"\n" + ahead) + text)
-                context = lines
+                known, context = is_call or lines is context, lines
+                before = b"" if known else call_ahead + lines.call + b"\n"
+                write(before + (call_ahead if is_call else ahead) + text + b"\n")
+            finally:
+                if held:
+                    release()
+                else:
+                    patience = 0
 
         def left(_code: object = None, _offset: object = 0, _value: object = None) -> None:
             nonlocal context
             context = None
 
         self.line, self.call, self.event, self.left = line, call, event, left
+
+
+_PATIENCE = 1.0  # seconds that a thread waits for another to write its line
 
 
 def _thread_name(ident: int) -> str:

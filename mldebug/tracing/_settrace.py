@@ -47,11 +47,12 @@ class SettraceEngine:
         if not self.running:
             return
         self.check()
-        self.running = False
-        self._decided.clear()  # so that each thread comes to look, and goes untraced
         mine, threads = self._found
         if sys.gettrace() is self._call:
             sys.settrace(mine)
+        self.running = False
+        self._silence()
+        self._decided.clear()  # so that each other thread comes to look, and goes untraced
         if threading.gettrace() is self._call:
             threading.settrace(threads)
         frame: FrameType | None = sys._getframe(1)
@@ -165,10 +166,17 @@ class SettraceEngine:
                 failed(exc)
             return local
 
+        def silence() -> None:
+            """Frames of other threads keep `local` until they end."""
+            nonlocal line, left
+            line = left = _nothing
+
+        self._silence = silence
         self._ours = (*self._ours, local)[-4:]
         self._local, self._call = local, call
 
     _call: Any
+    _silence: Callable[[], None]
 
     def _closed(self, code: CodeType, frame: FrameType) -> bool:
         if not self.running:
@@ -188,6 +196,10 @@ def _first(code: CodeType) -> int:
     if sys.version_info < (3, 11):
         return -1
     return next((at.offset for at in dis.get_instructions(code) if at.opname == "RESUME" and at.arg == 0), 0)
+
+
+def _nothing(*_: object) -> None:
+    """The trace is over."""
 
 
 def _leaves(frame: FrameType) -> bool:
