@@ -103,8 +103,6 @@ class _Table:
         if ended is None:
             self.strange[str(status).strip()] = self.strange.get(str(status).strip(), 0) + 1
             ended = "error"
-        if ended == "ok" and value is None:
-            ended = "missing"
         if value is not None and value < 0:
             if ended == "ok":
                 raise self.wrong(f"gbps is {gbps}, and a bandwidth is not negative", where)

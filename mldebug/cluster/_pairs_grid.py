@@ -21,7 +21,8 @@ class Grid:
 
     GPUs are ordered by node and rail. A rail is what GPUs of different nodes share when they have the same place in
     their nodes; `failed[i, j]` is 0, or 1 + the place of its status in FAILED; `flaps[i, j]` says that the pair was
-    measured many times and was bad in some. `seen[i, j]`: the pair is in the evidence, and nobody left it out.
+    measured many times and was bad in some; `well[i, j]` that it ended well, with a bandwidth or without;
+    `seen[i, j]` that it is in the evidence, and nobody left it out.
     """
 
     names: list[str]
@@ -32,6 +33,7 @@ class Grid:
     rate: Any
     failed: Any
     flaps: Any
+    well: Any
     seen: Any
 
     @property
@@ -41,7 +43,7 @@ class Grid:
     @property
     def measured(self) -> Any:
         """Which pairs ended well or badly: bool."""
-        return np.isfinite(self.rate) | (self.failed > 0)
+        return self.well | (self.failed > 0)
 
     def members(self, node: int) -> Any:
         return np.flatnonzero(self.node == node)
@@ -67,15 +69,19 @@ def grid(evidence: PairsEvidence) -> Grid:
     failed = np.zeros(size * size, dtype=np.int8)
     flaps = np.zeros(size * size, dtype=bool)
     seen = np.zeros(size * size, dtype=bool)
+    well = np.zeros(size * size, dtype=bool)
     key = src * size + dst
     seen[key[code != -2]] = True
     np.maximum.at(failed, key, np.maximum(code, 0))
     _fold(key, value, failed, rate, flaps)
+    well[key[code == 0]] = True
+    well[failed > 0] = False
     shape = (size, size)
+    well = well.reshape(shape)
     rate, failed, flaps, seen = rate.reshape(shape), failed.reshape(shape), flaps.reshape(shape), seen.reshape(shape)
     rate[failed > 0] = np.nan
-    _one_way(rate)
-    return Grid(names, hosts, node, rail, rails, rate, failed, flaps, seen)
+    _one_way(rate, well)
+    return Grid(names, hosts, node, rail, rails, rate, failed, flaps, well, seen)
 
 
 def _fold(key: Any, value: Any, failed: Any, rate: Any, flaps: Any) -> None:
@@ -99,12 +105,13 @@ def _fold(key: Any, value: Any, failed: Any, rate: Any, flaps: Any) -> None:
     rate[key[first]] = middle
 
 
-def _one_way(rate: Any) -> None:
+def _one_way(rate: Any, well: Any) -> None:
     """Where a file has one measurement in both directions, it counts once."""
     both = np.isfinite(rate) & np.isfinite(rate.T)
     if both.any() and np.mean(rate[both] == rate.T[both]) > 0.9:
         lower = np.tril(np.ones_like(both)) & both & (rate == rate.T)
         rate[lower] = np.nan
+        well[lower] = False
 
 
 def _layout(gpus: list[str]) -> tuple[list[str], list[str], Any, Any, list[str], Any]:

@@ -59,6 +59,8 @@ def _gpu_lines(cells: Grid, off: Any, bad: Any, rows: Any, columns: Any) -> list
                 parts.append("  . ")
             elif cells.failed[row, column]:
                 parts.append(f"{_SHORT[FAILED[cells.failed[row, column] - 1]]}!")
+            elif not np.isfinite(cells.rate[row, column]) and cells.well[row, column]:
+                parts.append(" ok ")
             elif not np.isfinite(cells.rate[row, column]):
                 parts.append("  - ")
             else:

@@ -43,7 +43,8 @@ def distances(cells: Grid) -> tuple[Any, Any]:
     z = off / wanted.noise
     failed = cells.failed > 0
     off[failed], z[failed] = _NOTHING, -WORST
-    off[np.isnan(z)] = np.nan
+    unknown = np.isnan(z)
+    off[unknown] = z[unknown] = np.where(cells.well[unknown], 0.0, np.nan)  # good, as far as one knows
     return off, z
 
 

@@ -159,6 +159,16 @@ def test_nodes_against_nodes() -> None:
     assert said(judge_pairs(evidence)) == ("node", {"e"})
 
 
+def test_status_alone_is_enough() -> None:
+    """No bandwidths: what ended well speaks for its ends."""
+    evidence = matrix("ab", "0123", lambda a, i, b, j: "hang" if ("b", "2") in ((a, i), (b, j)) else 1.0)
+    evidence["gbps"] = [None] * len(evidence["gbps"])
+    assert said(judge_pairs(evidence)) == ("gpu", {"b:2"})
+    evidence = matrix(("n1", "n2"), "0123", lambda a, i, b, j: 1.0 if a == b or i == j else "error")
+    evidence["gbps"] = [None] * len(evidence["gbps"])
+    assert said(judge_pairs(evidence)) == ("inter-rail", set())
+
+
 def test_nothing_measured() -> None:
     verdict = judge_pairs(matrix("ab", "01", lambda a, i, b, j: "skipped"))
     assert (verdict.kind, verdict.confidence) == ("none", "low")
