@@ -35,7 +35,7 @@ from mldebug.core.errors import UsageError
 
 T = TypeVar("T")
 
-_NVML_SECONDS = 30.0  # without persistence the driver takes some seconds for each GPU
+_NVML_SECONDS = 20.0  # without persistence the driver takes some seconds for each GPU
 _JUDGES: tuple[tuple[str, Callable[[Node], Iterator[Finding]]], ...] = (
     ("GPUs", _doctor_gpu.judge), ("NVLink", _doctor_nvlink.judge), ("PCIe", _doctor_pci.judge),
     ("Xid", _doctor_log.judge), ("AMD GPUs", _doctor_amd.judge), ("RDMA ports", _doctor_rdma.judge),
@@ -131,7 +131,11 @@ def _nvml() -> tuple[Any, dict[str, Any]]:
     try:
         return within(_NVML_SECONDS, _doctor_nvml.load_nvml, "NVML")
     except NotVisible as exc:
-        return None, {"why": f"{exc}: the driver hangs", "error": -1}
+        return None, _hangs(exc)
+
+
+def _hangs(exc: NotVisible) -> dict[str, Any]:
+    return {"why": f"{exc}: the driver or a GPU hangs", "error": _doctor_nvml.HANGS}
 
 
 def _look(root: Root, nvml: Any, failure: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +144,10 @@ def _look(root: Root, nvml: Any, failure: Mapping[str, Any]) -> dict[str, Any]:
     def ask_nvml() -> dict[str, Any]:
         if nvml is None:
             return {"gpus": [], **failure}
-        return within(_NVML_SECONDS, lambda: _doctor_nvml.look(nvml, count), "NVML")
+        try:
+            return within(_NVML_SECONDS, lambda: _doctor_nvml.look(nvml, count), "NVML")
+        except NotVisible as exc:
+            return {"gpus": [], **_hangs(exc)}
 
     def ask_amd() -> dict[str, Any]:
         found = _doctor_amd.look(root)

@@ -22,6 +22,7 @@ from mldebug.cluster._doctor_finding import (
     unseen,
     warn,
 )
+from mldebug.cluster._doctor_nvml import HANGS
 from mldebug.cluster._doctor_pci import NVIDIA
 
 Gpu = Mapping[str, Any]
@@ -70,7 +71,7 @@ def _present(node: Node) -> Iterator[Finding]:
     why, error = str(part(node, "gpu", "why") or ""), part(node, "gpu", "error")
     files = part(node, "container", "gpu_files") or []
     if not shown and why:
-        if not on_bus and not files and error != 18:
+        if not on_bus and not files and error not in (18, HANGS):
             if not part(node, "amd", "gpus"):
                 yield unseen(check, f"no GPU on the PCI bus; {why}")
             return
@@ -94,21 +95,24 @@ def _present(node: Node) -> Iterator[Finding]:
         yield unseen(check, "the driver shows none")
 
 
+# NVML's errors, and ours for an NVML that hangs -> what to do.
+_NO_NVML = {
+    HANGS: "`dmesg | grep -i nvrm` says which GPU; drain the node and reboot it",
+    9: "`modprobe nvidia`, and read `dmesg | grep -i nvrm`",
+    12: "start the container with --gpus all (or the NVIDIA runtime), or install the driver",
+    18: "reboot, or unload and load the nvidia modules: the driver was updated while it was in use",
+}
+
+
 def _no_library(node: Node, check: str, why: str, error: Any, count: int, files: bool) -> Iterator[Finding]:
-    if error == 18:
-        hint = "reboot, or unload and load the nvidia modules: the driver was updated while it was in use"
-    elif error == 12:
-        hint = "start the container with --gpus all (or the NVIDIA runtime), or install the driver"
-    elif not error:
-        hint = "pip install nvidia-ml-py"
+    """GPUs that NVML says nothing of: the driver's fault, or only that of a Python package."""
+    if error not in _NO_NVML:
+        hint = "pip install nvidia-ml-py" if error == 0 else "`nvidia-smi` may say more"
         yield unseen(check, f"{count} on the PCI bus, but {why}", hint)
-        return
+    elif error != HANGS and not files and part(node, "container", "kind"):
+        yield warn(check, f"{count} on the PCI bus, none for this container: {why}", _NO_NVML[error])
     else:
-        hint = "`modprobe nvidia`, and read `dmesg | grep -i nvrm`"
-    if part(node, "pci", "devices") and not files and part(node, "container", "kind"):
-        yield warn(check, f"{count} on the PCI bus, none for this container: {why}", hint)
-    else:
-        yield bad(check, f"{count} on the PCI bus, and none can be used: {why}", hint)
+        yield bad(check, f"{count} on the PCI bus, and none can be used: {why}", _NO_NVML[error])
 
 
 def _ecc(node: Node) -> Iterator[Finding]:

@@ -58,6 +58,7 @@ _REASONS = {
     25: "the driver is too old for it",
 }
 INVALID, NOT_SUPPORTED = 2, 3
+HANGS = -1  # in the place of an error: there was no answer at all
 _LINK_COUNTERS = ("replay", "recovery", "crc flit", "crc data", "ecc data")  # by number, as NVML counts them
 _LINK_FIELDS = {  # for Hopper, and then for NVLink 5
     "replay": "NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY",

@@ -195,9 +195,9 @@ def _slots(node: Node) -> Iterator[Finding]:
                 troubles.append(warn(check, says, _MOVE, _gpu(gpu)))
     if widths:
         yield from settle(check, troubles, "no port above a GPU is narrower than the GPU")
-    for row in part(node, "log", "limited") or []:
-        address, bandwidth, link, port = row
-        if address in devices and address not in {gpu.get("bus") for gpu in gpus(node)} | {None}:
+    ours = {address for address, one in devices.items() if one["what"] in ("gpu", "rdma")}
+    for address, bandwidth, link, port in part(node, "log", "limited") or []:
+        if address not in ours or link.startswith("2.5 GT/s"):  # so a link stands at boot, as it does when idle
             continue
         yield warn(check, f"the kernel saw {bandwidth}, limited by {link} at {port}", _MOVE, _named(node, address))
 

@@ -17,12 +17,13 @@ _KEPT = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
     "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG",
 )  # fmt: skip
+_PLACES = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 _SETTINGS = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_")
 _LIBRARY = re.compile(r"(/\S*/lib(?:nccl|rccl|nccl-net|nccl-tuner|fabric|nccl-net-ofi)[^/\s]*\.so[^\s]*)")
 
 
 def look(root: Root) -> dict[str, Any]:
-    """Processes with RANK and WORLD_SIZE in their environment that this user may look at."""
+    """Processes with RANK and WORLD_SIZE in their environment, or those of MPI, that this user may look at."""
     found: list[dict[str, Any]] = []
     for name in root.names("/proc"):
         if not name.isdecimal() or len(found) >= _MOST:
@@ -34,19 +35,19 @@ def look(root: Root) -> dict[str, Any]:
             )
         except NotVisible:
             continue
-        if not words.get("RANK", "").isdecimal() or not words.get("WORLD_SIZE", "").isdecimal():
-            continue
-        found.append(_rank(root, name, words))
+        place = next((pair for pair in _PLACES if all(words.get(one, "").isdecimal() for one in pair)), None)
+        if place is not None:
+            found.append(_rank(root, name, words, place))
     # A DataLoader worker or a compiler has the environment of its rank.
     own = {rank["pid"] for rank in found}
     main = [rank for rank in found if rank["parent"] not in own]
     return {"found": sorted(main, key=lambda rank: (rank["job"], rank["rank"]))}
 
 
-def _rank(root: Root, pid: str, words: dict[str, str]) -> dict[str, Any]:
+def _rank(root: Root, pid: str, words: dict[str, str], place: tuple[str, str]) -> dict[str, Any]:
     told = {name: value[:400] for name, value in words.items() if name in _KEPT or name.startswith(_SETTINGS)}
     rank: dict[str, Any] = {
-        "pid": int(pid), "parent": 0, "rank": int(words["RANK"]), "world": int(words["WORLD_SIZE"]),
+        "pid": int(pid), "parent": 0, "rank": int(words[place[0]]), "world": int(words[place[1]]),
         "job": words.get("SLURM_JOB_ID") or words.get("TORCHELASTIC_RUN_ID") or words.get("MASTER_ADDR", ""),
         "told": told, "caps": capabilities(root, pid),
     }  # fmt: skip
@@ -90,9 +91,11 @@ def _same_gpu(node: Node, ranks: list[Any]) -> Iterator[Finding]:
         most, index = max(places, key=lambda place: (place[0], -place[1]))
         if most or len(places) == 1:
             home.setdefault(index, []).append(numbers[pid])
-    empty = [gpu["index"] for gpu in gpus(node) if gpu["index"] not in home]
+    # Instances of one GPU may have a rank each.
+    whole = [gpu["index"] for gpu in gpus(node) if not (gpu.get("mig") or [0])[0]]
+    empty = [index for index in whole if index not in home]
     for index, sharing in home.items():
-        if len(sharing) > 1 and empty:
+        if len(sharing) > 1 and empty and index in whole:
             names = ", ".join(map(str, sorted(sharing)))
             yield bad(
                 "duplicate GPU",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,8 +172,18 @@ class TestLinks:
         (one,) = of(machine.findings(), "warn", "PCIe slot")
         assert one.where == "GPU 2" and "8.0 GT/s PCIe x8 link" in one.says
 
+    def test_a_link_that_stands_at_gen1_at_boot_is_well(self, machine: Machine) -> None:
+        machine.kernel_log(
+            "pci 0000:12:00.0: 32.000 Gb/s available PCIe bandwidth, limited by 2.5 GT/s PCIe x16 link at 0000:00:03.0 "
+            "(capable of 504.112 Gb/s with 32.0 GT/s PCIe x16 link)"
+        )
+        assert of(machine.findings(), "warn") == []
+
     def test_a_complaint_about_another_device_is_none_of_gpus(self, machine: Machine) -> None:
-        machine.kernel_log("pci 0000:99:00.0: 2 Gb/s available PCIe bandwidth, something else")
+        machine.kernel_log(
+            "pci 0000:99:00.0: 15.752 Gb/s available PCIe bandwidth, limited by 8.0 GT/s PCIe x2 link at 0000:98:00.0 "
+            "(capable of 31.504 Gb/s with 8.0 GT/s PCIe x4 link)"
+        )
         assert of(machine.findings(), "warn") == []
 
 
@@ -357,6 +368,16 @@ class TestPresence:
         (one,) = of(judge([node]), level, "GPUs")
         assert word in one.hint and "8 on the PCI bus" in one.says
 
+    def test_an_nvml_that_hangs_is_bad_and_keeps_nobody_waiting(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("mldebug.cluster._doctor._NVML_SECONDS", 0.3)
+        machine.nvml.nvmlDeviceGetCount = lambda: time.sleep(5) or 0  # type: ignore[method-assign]
+        began = time.monotonic()
+        (one,) = of(machine.findings(), "bad")
+        assert time.monotonic() - began < 4
+        assert one.check == "GPUs" and "no answer within 0.3 s" in one.says and "reboot" in one.hint
+
     def test_a_machine_without_gpus_and_without_a_driver_is_well(self, tmp_path: Path) -> None:
         machine = Machine(tmp_path, gpus=0, rdma=0)
         node = machine.look()
@@ -412,6 +433,17 @@ class TestDuplicates:
         self.ranks(machine, {0: [(0, 20 * GIB)], 1: [(0, 20 * GIB)]})
         (one,) = of(machine.findings(), "bad")
         assert (one.check, one.where) == ("duplicate GPU", "GPU 0") and "ranks 0, 1" in one.says
+
+    def test_ranks_of_mpi_are_ranks(self, machine: Machine) -> None:
+        for rank in (0, 1):
+            machine.process(300 + rank, {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"})
+        machine.gpu(0)["processes"] = [Values(pid=300 + rank, usedGpuMemory=20 * GIB) for rank in (0, 1)]
+        assert [one.check for one in of(machine.findings(), "bad")] == ["duplicate GPU"]
+
+    def test_instances_of_one_gpu_are_well(self, machine: Machine) -> None:
+        self.ranks(machine, {0: [(0, 20 * GIB)], 1: [(0, 20 * GIB)]})
+        machine.gpu(0)["mig"] = [1, 1]
+        assert of(machine.findings(), "bad") == []
 
     def test_a_little_of_every_rank_on_the_first_gpu_is_well(self, machine: Machine) -> None:
         self.ranks(machine, {0: [(0, 20 * GIB)], 1: [(0, GIB // 2), (1, 20 * GIB)]})
