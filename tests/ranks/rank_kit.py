@@ -79,17 +79,17 @@ class Typist:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.execve(command[0], list(command), clean(TERM="dumb", **environment))
-        self.text = ""
+        self.text, self._seen = "", 0
         self.status: int | None = None
 
-    def expect(self, pattern: str, timeout: float = 60) -> re.Match[str]:
-        """Read on until the pattern comes in what has not been matched yet."""
+    def expect(self, pattern: str, timeout: float = 40, *, anywhere: bool = False) -> re.Match[str]:
+        """Read on until the pattern comes in what has not been matched yet, or anywhere."""
         end = time.monotonic() + timeout
-        start = getattr(self, "_seen", 0)
+        start = 0 if anywhere else self._seen
         while not (match := re.compile(pattern, re.S).search(self.text, start)):
             if time.monotonic() > end or not self._read(end - time.monotonic()):
                 raise AssertionError(f"{pattern!r} did not come:\n{self.text}")
-        self._seen = match.end()
+        self._seen = max(self._seen, match.end())
         return match
 
     def type(self, text: str) -> None:
