@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Collection
 
-from mldebug.ranks._lock_file import open_lock_file, remove_lock_file
+from mldebug.ranks._lock_file import left_behind, open_lock_file, remove_lock_file
 
 BOUND = 5.0  # seconds that a holder may stand still with an output that takes more
 SLOTS = 512  # outputs that are told apart; two that share a slot only wait for each other now and then
@@ -191,6 +191,7 @@ class PrintLock:
                 self._map = mmap.mmap(fd, 8 * SLOTS)
                 self._holders = memoryview(self._map).cast("Q")
             self._fd, self._file = fd, os.fstat(fd)
+            _sweep()
         self._checked = time.monotonic()
         return self._fd
 
@@ -266,6 +267,18 @@ _SHARED = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, _PRESENT, 1, 0)
 def _alone(fd: int) -> bool:
     """Whether no other process has the file open; then none can come in between either, until it is closed."""
     return not _whole_file and _try(fd, _PRESENT)
+
+
+def _sweep() -> None:
+    """Remove the files of jobs that were killed: nobody has them open."""
+    for path in left_behind():
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if _alone(fd):
+                    os.unlink(path)
+            finally:
+                os.close(fd)
 
 
 def _takes_more(fd: int) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import stat
+import time
 
 from mldebug.core.world import job
 
@@ -38,6 +39,18 @@ def remove_lock_file(fd: int) -> None:
             if os.path.samestat(os.lstat(path), os.fstat(fd)):
                 os.unlink(path)
                 os.rmdir(_used[0])
+
+
+def left_behind() -> list[str]:
+    """The other lock files of this host, an hour old at least: those of killed jobs among them."""
+    found = []
+    if _used is not None:
+        with contextlib.suppress(OSError), os.scandir(_used[0]) as entries:
+            for entry in entries:
+                ours = entry.name.startswith(f"print-{socket.gethostname()}-") and entry.name != _used[1]
+                if ours and entry.is_file(follow_symlinks=False) and time.time() - entry.stat().st_mtime > 3600:
+                    found.append(entry.path)
+    return found
 
 
 _used: tuple[str, str] | None = None  # folder and name; a program may set TMPDIR later, and fork

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -240,6 +241,26 @@ def test_the_file_is_private_and_goes_with_the_last_process(folder: Path, lock: 
     assert path.exists()
     other.leave()
     assert not folder.exists()
+
+
+def test_files_of_killed_jobs_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks, paths = [PrintLock() for _job in range(3)], []
+    for name, lock in zip(("killed", "alive", "young"), locks, strict=True):
+        monkeypatch.setattr(_lock_file, "_name", lambda name=name: f"print-{socket.gethostname()}-{name}.lock")
+        monkeypatch.setattr(_lock_file, "_used", None)
+        lock.free(1, lock.take(1, -1))
+        paths.append(folder / _lock_file._name())
+    for path in paths[:2]:
+        os.utime(path, (1, 1))
+    os.close(locks[0]._fd)  # as the kernel does at the end of a process
+    locks[0]._unmap(ours=True)
+    monkeypatch.setattr(_lock_file, "_name", lambda: f"print-{socket.gethostname()}-new.lock")
+    monkeypatch.setattr(_lock_file, "_used", None)
+    new = PrintLock()
+    new.free(1, new.take(1, -1))
+    assert [path.exists() for path in paths] == [False, True, True]
+    for lock in (new, *locks[1:]):
+        lock.leave()
 
 
 def test_a_removed_file_is_made_anew(folder: Path, lock: PrintLock) -> None:
