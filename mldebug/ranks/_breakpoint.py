@@ -156,7 +156,8 @@ class _Line:
             pause()
 
     def _say(self, what: str) -> None:
-        print(f"mldebug: rank {self._me.rank} {what}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"mldebug: rank {self._me.rank} {what}\n")  # print writes the end of the line apart
+        sys.stderr.flush()
 
 
 class _Pdb(pdb.Pdb):

@@ -165,5 +165,5 @@ def _sweep(above: Path) -> None:
         place, top, started = (*one.name.split("."), "", "", "")[:3]
         gone = top.isdecimal() and place == node()[-40:] and str(ticks(int(top))) != started
         with contextlib.suppress(OSError):
-            if gone or time.time() - one.stat().st_mtime > 30 * 86400:
+            if gone or time.time() - one.stat().st_mtime > 3 * 86400:
                 shutil.rmtree(one, ignore_errors=True)
