@@ -78,13 +78,13 @@ def _kinds_of_nodes(cube: Any) -> Any:
     index = np.flatnonzero(np.isfinite(level))
     found = 0
     for part in levels(level[index]):
-        if found == 0 or (len(part) >= 2 and len(part) >= 0.3 * nodes):
+        if found == 0 or (len(part) >= 2 and len(part) >= 0.35 * nodes):
             kinds[index[part]] = found
             found += 1
         else:
             kinds[index[part]] = max(found - 1, 0)
     top = kinds == 0
-    if found > 1 and top.sum() < max(2, 0.3 * nodes):  # one node that is faster makes no kind of the others
+    if found > 1 and top.sum() < max(2, 0.35 * nodes):  # one node that is faster makes no kind of the others
         kinds[top] = 1
         kinds -= 1
     return kinds
@@ -96,9 +96,10 @@ def _template(cube: Any) -> Any:
     side_by_side = np.moveaxis(cube, 0, -1)
     model = median(side_by_side)
     top = np.nanmax(np.where(np.isfinite(cube), cube, -np.inf), axis=0)
-    pair = np.diff(np.sort(side_by_side, axis=-1), axis=-1)[many == 2][:, :1]
-    if len(pair):  # the higher of two is above their mean by 0.56 standard deviations
-        top = top - 0.56 * min(0.08, float(np.quantile(pair, 0.25)) / 0.3186 / 1.414)
+    if len(cube) == 2 and (many == 2).any():  # the higher of two is above their mean by 0.56 standard deviations
+        gap = (cube[0] - cube[1])[many == 2]
+        spread = float(np.quantile(np.abs(gap - np.median(gap)), 0.25)) / 0.3186 / 1.414
+        top = top - 0.56 * min(0.08, spread)
     model = np.where(many >= 3, model, np.where(many == 2, top, np.nan))
     if len(cube) > 6:
         return model

@@ -16,6 +16,7 @@ import numpy as np
 from mldebug.cluster._pairs_grid import Grid
 
 WORST = 12.0  # a failed pair counts as so many standard deviations, and no slow one counts as more
+_TAIL = 15.0  # pairs that are higher still are of a faster kind
 _FALL = 0.12  # a lesser fall is no fault, however sure it is
 _MOST = 200  # causes; a cluster with more has one trouble that this search does not know
 
@@ -40,7 +41,6 @@ Candidate = tuple[float, str, tuple[int, ...], str, str]  # gain, kind, who, sco
 def explain(grid: Grid, off: Any, z: Any) -> list[Cause]:
     """The causes of what is bad, strongest first. `off` is the logarithm of measured to expected, `z` the same in
     standard deviations, both NaN where nothing was measured."""
-    z = np.where(np.isfinite(z), np.clip(z, -WORST, 3.0), np.nan)
     space = _Space(grid, z, off)
     found: list[Cause] = []
     while len(found) < _MOST and (causes := space.best()):
@@ -54,11 +54,16 @@ class _Space:
     """The pairs that nothing explains yet, and the sets that could."""
 
     def __init__(self, grid: Grid, z: Any, off: Any) -> None:
-        self.grid, self.z, self.off = grid, z.copy(), off
+        self.grid, self.raw, self.off = grid, z, off
+        self.z = np.where(np.isfinite(z), np.clip(z, -WORST, 3.0), np.nan)
         root = np.sqrt(max(np.isfinite(z).sum(), 1))
         self.sure = (5.0 + 5 / root, 6.0 + 8 / root)  # few pairs tell the noise badly; a path is one among many
         size = grid.size
         self.inside = grid.node[:, None] == grid.node[None, :]
+        # As far above their siblings as some pairs are, others may be below: noise has such tails, and faults have not.
+        self.tail = [
+            (_highest(z[mask], _TAIL), _highest(np.expm1(off[mask]), 0.45)) for mask in (self.inside, ~self.inside)
+        ]
         self.same_rail = grid.rail[:, None] == grid.rail[None, :]
         self.starts = np.flatnonzero(np.r_[True, grid.node[1:] != grid.node[:-1]])
         self.of_rail = np.zeros((size, len(grid.rails)), dtype=np.float32)
@@ -237,12 +242,23 @@ class _Space:
         fall = float(np.clip(self.off[mask], -4, 1).mean())
         if z < z_least or fall > -_FALL or ("path" in kind and fall > -0.16):
             return None
-        if not self._is_common(kind, who, mask):
+        if not self._is_common(kind, who, mask) or (kind == "path" and not self._is_no_tail(who, way)):
             return None
         if kind in ("gpu", "node", "rail") and not self._stands_out(kind, who, scope, mask, fall):
             return None
         cells = np.flatnonzero(mask.reshape(-1))
         return Cause(kind, who, way == "both", scope, way, cells, fall, z)
+
+    def _is_no_tail(self, who: tuple[int, ...], way: str) -> bool:
+        """Whether a path is slower than noise makes single pairs, and in both directions if it says so."""
+        one, other = who
+        there, back = self.raw[one, other], self.raw[other, one]
+        if way == "both":
+            return bool(max(there, back) < 0.35 * max(min(there, back), -WORST))
+        if self.grid.failed[one, other]:
+            return True
+        deviations, share = self.tail[int(not self.inside[one, other])]
+        return bool(there < -1.35 * deviations and -np.expm1(self.off[one, other]) > 1.35 * share)
 
     def _is_common(self, kind: str, who: tuple[int, ...], mask: Any) -> bool:
         """Whether most of the partners, and most of the GPUs of a node, see the fall."""
@@ -287,6 +303,11 @@ class _Space:
         middle = np.median(others)
         above = others[others >= middle] - middle
         return bool(fall < middle - max(_FALL * 0.8, 4 * 1.4826 * float(np.median(above))))
+
+
+def _highest(values: Any, most: float) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.clip(known.max(), 0, most)) if len(known) else 0.0
 
 
 def _gain(total: Any, count: Any) -> Any:
