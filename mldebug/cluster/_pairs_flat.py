@@ -144,7 +144,7 @@ def _joined(parts: list[Any], values: Any) -> list[Any]:
         part = np.concatenate([carried, part])
         carried = carried[:0]
         above = values[found[-1]].min() - values[part].max()
-        if after is not None and 5 * len(part) <= len(after) and values[part].min() - values[after].max() < above / 3:
+        if after is not None and 3 * len(part) <= len(after) and values[part].min() - values[after].max() < above / 3:
             carried = part
         else:
             found.append(part)

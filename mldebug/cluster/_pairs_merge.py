@@ -11,6 +11,7 @@ from mldebug.cluster._pairs_grid import Grid
 from mldebug.cluster._pairs_search import Cause
 
 _HUB = 3  # paths that share an end are that end's trouble, from so many on
+_HALF = -0.7
 _LITTLE = -0.4  # of logarithms: what uplinks of a switch lack by design is more than that, mostly
 _SHARE = 0.2  # and where they are this share of its paths
 
@@ -22,7 +23,7 @@ def merge(cells: Grid, causes: list[Cause]) -> list[Cause]:
     causes = _hubs(cells, causes, "node-path", "node")
     causes = _hubs(cells, causes, "path", "gpu")
     causes = _whole_nodes(cells, _same(causes))
-    causes = _within(cells, causes)
+    causes = _plain(cells, _within(cells, causes))
     return sorted(causes, key=lambda cause: (cause.fall * min(cause.z, 30), cause.kind, cause.who))
 
 
@@ -42,6 +43,20 @@ def without_patterns(cells: Grid, causes: list[Cause]) -> list[Cause]:
         cause for cause in slow if cause.fall > _LITTLE or sum(abs(cause.fall - other.fall) < 0.1 for other in slow) > 1
     ]
     return [cause for cause in causes if not any(cause is one for one in built)]
+
+
+def _plain(cells: Grid, causes: list[Cause]) -> list[Cause]:
+    """Beside another cause, one measurement that is somewhat slow is no path: noise has such too."""
+    if len(causes) < 2:
+        return causes
+    return [
+        cause
+        for cause in causes
+        if cause.kind != "path"
+        or len(cause.cells) > 1
+        or cause.fall < _HALF
+        or cells.failed.reshape(-1)[cause.cells].any()
+    ]
 
 
 def _same(causes: list[Cause]) -> list[Cause]:
@@ -129,8 +144,10 @@ def _within(cells: Grid, causes: list[Cause]) -> list[Cause]:
     kept = []
     for cause in causes:
         ends = cause.who
-        if isolated and cause.kind == "rail" and cause.scope == "cross":
-            continue
+        if cause.kind == "rail":
+            own = set(np.flatnonzero(cells.rail == ends[0]).tolist())
+            if own <= gpus or (isolated and cause.scope == "cross"):
+                continue
         if cause.kind in ("gpu", "path"):
             if any(int(cells.node[end]) in nodes for end in ends):
                 continue
