@@ -96,6 +96,7 @@ class _Line:
         self._board.write(self._name(self._me.rank), {**card(self._me), "state": "in", "site": self._site})
         self._beat = Beat(self._board, f"{self._name(self._me.rank)}/beat")
         atexit.register(self.release, "out")  # the program may end while somebody steps through it
+        time.sleep(0.5)  # so that what the others say does not come into the first prompt
 
     def pass_by(self) -> None:
         self._board.write(self._name(self._me.rank), {**card(self._me), "state": "out", "site": self._site})

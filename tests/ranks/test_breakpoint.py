@@ -21,7 +21,7 @@ def test_torchrun_that_sends_output_to_files(tmp_path) -> None:
     command = torchrun("--redirects", "3", "--log-dir", tmp_path, HELD, "1", ranks=2)
     with Typist(command) as typist:
         typist.expect(r"look around")
-        typist.expect(r"\(Pdb rank 1\) ")
+        typist.expect(r"\(Pdb rank 1\)")
         typist.type("p secret\nc\n")
         assert typist.end() == 0
     assert "1001" in typist.text
@@ -30,7 +30,7 @@ def test_torchrun_that_sends_output_to_files(tmp_path) -> None:
 
 def test_ctrl_c_under_torchrun_ends_all() -> None:
     with Typist(torchrun(HELD, "1", ranks=2)) as typist:
-        typist.expect(r"\(Pdb rank 1\) ")
+        typist.expect(r"\(Pdb rank 1\)")
         typist.expect("rank 0 waits", anywhere=True)
         ranks = [one for one in below(typist.pid) if one != typist.pid]
         begin = time.monotonic()
@@ -48,7 +48,7 @@ def test_one_rank_is_held_and_all_finish_with_the_same_losses() -> None:
     with Typist(torchrun(HELD, "2")) as typist:
         typist.expect(r"look around")
         typist.expect(r"held\.py\(\d+\)step\(\)")
-        typist.expect(r"\(Pdb rank 2\) ")
+        typist.expect(r"\(Pdb rank 2\)")
         typist.type("p secret, number\n")
         typist.expect(r"\(2001, 1\)")
         typist.type("p __name__, dist.get_rank()\n")
@@ -73,7 +73,7 @@ class TestCommands:
 
     def test_continue(self) -> None:
         with Typist(launched(3, "1")) as typist:
-            typist.expect(r"\(Pdb rank 1\) ")
+            typist.expect(r"\(Pdb rank 1\)")
             typist.type("p secret\n")
             typist.expect("1001")
             typist.type("c\n")
@@ -85,7 +85,7 @@ class TestCommands:
     @pytest.mark.parametrize("typed", ["q\n", "\x04", "n\nq\n", "import os; os.getpid()\nexit\n"])
     def test_quit_ends_the_job_with_one_line_each(self, typed: str) -> None:
         with Typist(launched(3, "1")) as typist:
-            typist.expect(r"\(Pdb rank 1\) ")
+            typist.expect(r"\(Pdb rank 1\)")
             typist.type(typed)
             assert typist.end() == 1
         assert "statuses [1, 1, 1]" in typist.text
@@ -95,7 +95,7 @@ class TestCommands:
 
     def test_ctrl_c_at_the_prompt_ends_the_job(self) -> None:
         with Typist(launched(2, "0")) as typist:
-            typist.expect(r"\(Pdb rank 0\) ")
+            typist.expect(r"\(Pdb rank 0\)")
             typist.expect(r"rank 1 waits", anywhere=True)
             typist.type("\x03")
             assert typist.end() != 0
@@ -103,12 +103,12 @@ class TestCommands:
 
     def test_ranks_of_a_list_are_held_one_after_the_other(self) -> None:
         with Typist(launched(3, "2,0")) as typist:
-            typist.expect(r"\(Pdb rank 2\) ")
+            typist.expect(r"\(Pdb rank 2\)")
             typist.type("p secret\n")
             typist.expect("2001")
             assert "(Pdb rank 0)" not in typist.text
             typist.type("c\n")
-            typist.expect(r"\(Pdb rank 0\) ")
+            typist.expect(r"\(Pdb rank 0\)")
             assert "total" not in typist.text
             typist.type("c\n")
             assert typist.end() == 0
@@ -116,9 +116,9 @@ class TestCommands:
 
     def test_release_lets_the_others_go_on_while_one_steps(self) -> None:
         with Typist(launched(2, "0")) as typist:
-            typist.expect(r"\(Pdb rank 0\) ")
+            typist.expect(r"\(Pdb rank 0\)")
             typist.type("n\n")
-            typist.expect(r"\(Pdb rank 0\) ")
+            typist.expect(r"\(Pdb rank 0\)")
             time.sleep(0.5)
             assert "rank 1 total" not in typist.text
             typist.type("release\n")
@@ -130,7 +130,7 @@ class TestCommands:
 
     def test_the_program_may_end_while_somebody_steps(self) -> None:
         with Typist(launched(2, "0")) as typist:
-            typist.expect(r"\(Pdb rank 0\) ")
+            typist.expect(r"\(Pdb rank 0\)")
             typist.type("r\n" + "n\n" * 30)
             typist.expect("rank 1 total 3013")
             assert typist.end() == 0
@@ -139,7 +139,7 @@ class TestCommands:
 
     def test_output_that_goes_to_files_leaves_the_terminal_to_pdb(self, tmp_path) -> None:
         with Typist(launched(2, "1", out=str(tmp_path))) as typist:
-            typist.expect(r"\(Pdb rank 1\) ")
+            typist.expect(r"\(Pdb rank 1\)")
             typist.type("p secret\n")
             typist.expect("1001")
             typist.type("print('to', 'me')\n")
@@ -166,7 +166,7 @@ PYTHONS = [sys.executable, *map(str, sorted(Path.home().glob(".pyenv/versions/3.
 @pytest.mark.parametrize("python", PYTHONS)
 def test_on_each_python(python: str) -> None:
     with Typist([python, *launched(2, "1")[1:]]) as typist:
-        typist.expect(r"\(Pdb rank 1\) ")
+        typist.expect(r"\(Pdb rank 1\)")
         typist.type("w\n")
         typist.expect(r"> \S*walk\.py\(\d+\)step\(\)")
         typist.type("s\nn\np secret\nc\n")
@@ -174,7 +174,7 @@ def test_on_each_python(python: str) -> None:
     assert "1011" in typist.text and len(re.findall(r"^rank \d total", typist.text, re.M)) == 2
     assert "mldebug/ranks/_breakpoint" not in typist.text
     with Typist([python, *launched(2, "1")[1:]]) as typist:
-        typist.expect(r"\(Pdb rank 1\) ")
+        typist.expect(r"\(Pdb rank 1\)")
         typist.type("q\n")
         assert typist.end() == 1
     assert "statuses [1, 1]" in typist.text and "Traceback" not in typist.text
