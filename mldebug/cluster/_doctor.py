@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from mldebug.cluster import (
     _doctor_amd,
+    _doctor_clocks,
     _doctor_container,
     _doctor_cpus,
     _doctor_gpu,
@@ -37,12 +38,20 @@ T = TypeVar("T")
 
 _NVML_SECONDS = 20.0  # without persistence the driver takes some seconds for each GPU
 _JUDGES: tuple[tuple[str, Callable[[Node], Iterator[Finding]]], ...] = (
-    ("GPUs", _doctor_gpu.judge), ("NVLink", _doctor_nvlink.judge), ("PCIe", _doctor_pci.judge),
-    ("Xid", _doctor_log.judge), ("AMD GPUs", _doctor_amd.judge), ("RDMA ports", _doctor_rdma.judge),
+    ("GPUs", _doctor_gpu.judge),
+    ("clocks", _doctor_clocks.judge),
+    ("NVLink", _doctor_nvlink.judge),
+    ("PCIe", _doctor_pci.judge),
+    ("Xid", _doctor_log.judge),
+    ("AMD GPUs", _doctor_amd.judge),
+    ("RDMA ports", _doctor_rdma.judge),
     ("limits", _doctor_limits.judge),
-    ("CPUs", _doctor_cpus.judge), ("container", _doctor_container.judge), ("ranks", _doctor_ranks.judge),
-    ("variables", _doctor_software.judge), ("watch", _doctor_watch.judge),
-)  # fmt: skip
+    ("CPUs", _doctor_cpus.judge),
+    ("container", _doctor_container.judge),
+    ("ranks", _doctor_ranks.judge),
+    ("variables", _doctor_software.judge),
+    ("watch", _doctor_watch.judge),
+)
 
 
 def doctor(

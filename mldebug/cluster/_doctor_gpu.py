@@ -1,4 +1,4 @@
-"""The GPUs one by one: there, alive, their memory, their clocks and power, their settings."""
+"""The GPUs one by one: there, alive, their memory, their settings, the fabric they belong to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from mldebug.cluster._doctor_finding import (
     hidden,
     majority,
     many,
-    median,
     part,
     settle,
     size,
@@ -27,18 +26,6 @@ from mldebug.cluster._doctor_pci import NVIDIA
 
 Gpu = Mapping[str, Any]
 
-# Reasons for a low clock, by NVML's bits.
-_IDLE, _SETTING, _POWER_CAP, _HW, _SW_HEAT, _HW_HEAT, _BRAKE = 0x1, 0x2, 0x4, 0x8, 0x20, 0x40, 0x80
-_BRAKES = (
-    (_HW_HEAT, "the hardware slows it down, as it is too hot", "check fans, air flow and the heat sink"),
-    (_BRAKE, "the power supply slows it down (power brake)", "check the power supply of the server and its cables"),
-    (_SW_HEAT, "the driver slows it down, as it is too hot", "check fans and air flow"),
-    (
-        _HW,
-        "the hardware slows it down: heat or power",
-        "check cooling and power supply; `nvidia-smi -q -d PERFORMANCE`",
-    ),
-)
 _MODES = {1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 
 
@@ -46,7 +33,7 @@ def judge(node: Node) -> Iterator[Finding]:
     """Everything of this file, for one node."""
     yield from _present(node)
     if gpus(node):
-        for check in (_ecc, _rows, _throttle, _power, _heat, _settings, _fabric):
+        for check in (_ecc, _rows, _settings, _fabric):
             yield from check(node)
 
 
@@ -117,170 +104,56 @@ def _no_library(node: Node, check: str, why: str, error: Any, count: int, files:
 
 def _ecc(node: Node) -> Iterator[Finding]:
     check, found = "ECC", gpus(node)
-    if not any("ecc_uncorrected" in gpu for gpu in found):
+    if any("ecc_uncorrected" in gpu for gpu in found):
+        yield from settle(check, _ecc_troubles(check, found), f"no uncorrected errors on {many(len(found), 'GPU')}")
+    else:
         yield from hidden(check, found, "ecc_uncorrected")
-        return
-    troubles = []
-    modes = {gpu["index"]: gpu["ecc_mode"][0] for gpu in found if "ecc_mode" in gpu}
-    _, odd = majority(modes)
+
+
+def _ecc_troubles(check: str, found: list[Gpu]) -> Iterator[Finding]:
+    modes = {gpu["index"]: gpu["ecc_mode"] for gpu in found if "ecc_mode" in gpu}
+    _, odd = majority({index: now for index, (now, _) in modes.items()})
     for gpu in found:
-        if gpu.get("ecc_uncorrected"):
-            says = f"{gpu['ecc_uncorrected']} uncorrected memory errors since the driver was loaded"
-            troubles.append(
-                bad(
-                    check,
-                    says,
-                    f"drain the node, `nvidia-smi --gpu-reset -i {gpu['index']}`, run a memory test",
-                    where(gpu),
-                )
-            )
-        elif gpu.get("ecc_uncorrected_ever"):
-            says = (
-                f"{gpu['ecc_uncorrected_ever']} uncorrected memory errors in its life, none since the driver was loaded"
-            )
-            troubles.append(warn(check, says, "keep an eye on it: `nvidia-smi -q -d ECC,ROW_REMAPPER`", where(gpu)))
-        if gpu["index"] in odd:
-            state = "on" if modes[gpu["index"]] else "off"
-            troubles.append(
-                warn(
-                    check,
-                    f"it is {state}, unlike its siblings",
-                    f"`nvidia-smi -i {gpu['index']} -e {1 - modes[gpu['index']]}`, and reboot",
-                    where(gpu),
-                )
-            )
-        if "ecc_mode" in gpu and gpu["ecc_mode"][0] != gpu["ecc_mode"][1]:
-            troubles.append(
-                warn(check, "a change of its mode waits for a reboot", "reboot, or reset the GPU", where(gpu))
-            )
-    yield from settle(check, troubles, f"no uncorrected errors on {many(len(found), 'GPU')}")
+        index, now, ever = gpu["index"], gpu.get("ecc_uncorrected", 0), gpu.get("ecc_uncorrected_ever", 0)
+        if now:
+            says = f"{now} uncorrected memory errors since the driver was loaded"
+            yield bad(check, says, f"drain the node, {_reset(index)}, run a memory test", where(gpu))
+        elif ever:
+            says = f"{ever} uncorrected memory errors in its life, none since the driver was loaded"
+            yield warn(check, says, "keep an eye on it: `nvidia-smi -q -d ECC,ROW_REMAPPER`", where(gpu))
+        state, planned = modes.get(index, (0, 0))
+        if index in odd:
+            hint = f"`nvidia-smi -i {index} -e {1 - state}`, and reboot"
+            yield warn(check, f"it is {'on' if state else 'off'}, unlike its siblings", hint, where(gpu))
+        if state != planned:
+            yield warn(check, "a change of its mode waits for a reboot", "reboot, or reset the GPU", where(gpu))
+
+
+def _reset(index: int) -> str:
+    return f"`nvidia-smi --gpu-reset -i {index}`"
 
 
 def _rows(node: Node) -> Iterator[Finding]:
     check, found = "memory rows", gpus(node)
     told = [gpu for gpu in found if "remapped" in gpu or "retired_pending" in gpu]
-    if not told:
+    if told:
+        remapped = sum(sum(gpu["remapped"][:2]) for gpu in told if "remapped" in gpu)
+        yield from settle(check, _row_troubles(check, told), f"{remapped} remapped, none pending, none failed")
+    else:
         yield from hidden(check, found, "remapped")
-        return
-    troubles = []
+
+
+def _row_troubles(check: str, told: list[Gpu]) -> Iterator[Finding]:
     for gpu in told:
         _, _, pending, failed = gpu.get("remapped", (0, 0, 0, 0))
         spent = gpu.get("rows", {}).get("none", 0)
         if failed:
-            troubles.append(
-                bad(check, "a row could not be remapped", "replace the GPU: it has no spare rows there", where(gpu))
-            )
+            yield bad(check, "a row could not be remapped", "replace the GPU: it has no spare rows there", where(gpu))
         elif pending or gpu.get("retired_pending"):
-            troubles.append(
-                bad(
-                    check,
-                    "a bad row waits for a reset to be replaced",
-                    f"`nvidia-smi --gpu-reset -i {gpu['index']}`, or reboot",
-                    where(gpu),
-                )
-            )
+            hint = f"{_reset(gpu['index'])}, or reboot"
+            yield bad(check, "a bad row waits for a reset to be replaced", hint, where(gpu))
         elif spent:
-            troubles.append(
-                warn(check, f"{spent} banks have no spare rows left", "plan to replace the GPU", where(gpu))
-            )
-    remapped = sum(gpu["remapped"][0] + gpu["remapped"][1] for gpu in told if "remapped" in gpu)
-    yield from settle(check, troubles, f"{remapped} remapped, none pending, none failed")
-
-
-def _throttle(node: Node) -> Iterator[Finding]:
-    """Clocks: under load where that was tried; on an idle GPU only the brakes count."""
-    check, found = "clocks", gpus(node)
-    loads = part(node, "load", "gpus") or {}
-    if not loads and not any("throttle" in gpu for gpu in found):
-        yield from hidden(check, found, "throttle")
-        return
-    troubles = []
-    for gpu in found:
-        load = loads.get(str(gpu.get("uuid")))
-        bits = (load or {}).get("throttle", gpu.get("throttle", 0))
-        for bit, says, hint in _BRAKES:
-            if bits & bit:
-                troubles.append((bad if load else warn)(check, says, hint, where(gpu)))
-                break
-        if load and bits & _SETTING:
-            troubles.append(
-                warn(
-                    check,
-                    "somebody has set its clocks",
-                    f"`nvidia-smi -i {gpu['index']} -rac; nvidia-smi -i {gpu['index']} -rgc`",
-                    where(gpu),
-                )
-            )
-    for group in by([gpu for gpu in found if str(gpu.get("uuid")) in loads], lambda gpu: gpu.get("name")).values():
-        troubles += _slower(group, loads, "sm_clock", 0.9, "MHz under load", check)
-        troubles += _slower(group, loads, "tflops", 0.85, "TFLOPS in a matmul", "matmul")
-        troubles += _slower(group, loads, "h2d_gbps", 0.7, "GBps from the host", "PCIe copies")
-    clocks = [load["sm_clock"] for load in loads.values() if "sm_clock" in load]
-    if clocks:
-        yield from settle(check, troubles, f"{_span(clocks)} MHz under load")
-    else:
-        yield from settle(check, troubles, "nothing slows them down now; --load looks under load")
-    if why := part(node, "load", "why"):
-        yield unseen("load", str(why))
-
-
-def _span(values: list[Any]) -> str:
-    return f"{min(values)} to {max(values)}" if min(values) < max(values) else str(values[0])
-
-
-def _slower(
-    group: list[Gpu], loads: Mapping[str, Any], fact: str, share: float, unit: str, check: str
-) -> list[Finding]:
-    """Who does much less than its siblings."""
-    values = {gpu["index"]: loads[str(gpu["uuid"])].get(fact) for gpu in group}
-    told = {index: value for index, value in values.items() if value}
-    usual = median(told.values())
-    return [
-        bad(
-            check, f"{value:.0f} {unit}, its siblings {usual:.0f}",
-            "`nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE` of it and of a sibling", f"GPU {index}",
-        )
-        for index, value in told.items()
-        if len(told) > 2 and value < share * usual
-    ]  # fmt: skip
-
-
-def _power(node: Node) -> Iterator[Finding]:
-    check, found = "power limit", gpus(node)
-    told = [gpu for gpu in found if "power_limit" in gpu and "power_default" in gpu]
-    if not told:
-        yield from hidden(check, found, "power_limit")
-        return
-    troubles = [
-        warn(
-            check, f"{gpu['power_limit'] / 1000:.0f} W, and the default is {gpu['power_default'] / 1000:.0f} W",
-            f"`nvidia-smi -i {gpu['index']} -pl {gpu['power_default'] // 1000}`, if nobody wants it so", where(gpu),
-        )
-        for gpu in told
-        if gpu["power_limit"] < gpu["power_default"]
-    ]  # fmt: skip
-    watts = sorted({gpu["power_limit"] // 1000 for gpu in told})
-    yield from settle(check, troubles, " and ".join(f"{one} W" for one in watts))
-
-
-def _heat(node: Node) -> Iterator[Finding]:
-    check, found = "temperature", gpus(node)
-    told = [gpu for gpu in found if "temperature" in gpu]
-    if not told:
-        yield from hidden(check, found, "temperature")
-        return
-    troubles = [
-        bad(
-            check,
-            f"{gpu['temperature']} C, it slows down at {gpu['temperature_slow']} C",
-            "check fans and air flow",
-            where(gpu),
-        )
-        for gpu in told
-        if 0 < gpu.get("temperature_slow", 0) <= gpu["temperature"]
-    ]
-    degrees = [gpu["temperature"] for gpu in told]
-    yield from settle(check, troubles, f"{_span(degrees)} C")
+            yield warn(check, f"{spent} banks have no spare rows left", "plan to replace the GPU", where(gpu))
 
 
 def _settings(node: Node) -> Iterator[Finding]:
@@ -289,47 +162,39 @@ def _settings(node: Node) -> Iterator[Finding]:
     off = [gpu for gpu in found if gpu.get("persistence") == 0]
     if off:
         names = "all GPUs" if len(off) == len(found) else ", ".join(where(gpu) for gpu in off)
-        yield warn(
-            "persistence",
-            f"off on {names}: each start of a job waits for the driver",
-            "`nvidia-smi -pm 1`, or run nvidia-persistenced",
-        )
+        says = f"off on {names}: each start of a job waits for the driver"
+        yield warn("persistence", says, "`nvidia-smi -pm 1`, or run nvidia-persistenced")
     elif any("persistence" in gpu for gpu in found):
         yield fine("persistence", "on")
     else:
         yield from hidden("persistence", found, "persistence")
-    mig = {gpu["index"]: gpu["mig"][0] for gpu in found if "mig" in gpu}
-    _, odd = majority(mig)
-    troubles = [
-        warn(
-            "MIG",
-            f"{'on' if mig[index] else 'off'}, unlike its siblings",
-            f"`nvidia-smi -i {index} -mig {1 - mig[index]}`",
-            f"GPU {index}",
-        )
-        for index in odd
-    ]
-    troubles += [
-        warn("MIG", "a change of its mode waits for a reset", "reset the GPU, or reboot", where(gpu))
-        for gpu in found
-        if "mig" in gpu and gpu["mig"][0] != gpu["mig"][1]
-    ]
-    on = sum(mig.values())
-    says = f"on for {on} GPUs: no NVLink and no peer access there" if on else "off"
-    yield from settle("MIG", troubles, says if mig else "")
-    modes = [gpu for gpu in found if gpu.get("compute_mode") in _MODES]
-    yield from settle("compute mode", (
-        (bad if gpu["compute_mode"] == 2 else warn)(
-            "compute mode", _MODES[gpu["compute_mode"]], f"`nvidia-smi -i {gpu['index']} -c 0`", where(gpu)
-        )
-        for gpu in modes
-    ), "")  # fmt: skip
-    busy = [
-        gpu for gpu in found if gpu.get("memory", {}).get("used", 0) > 0.1 * gpu.get("memory", {}).get("total", 1 << 60)
-    ]
+    yield from _mig(found)
+    for gpu in found:
+        mode = gpu.get("compute_mode")
+        if mode in _MODES:
+            say, hint = (bad if mode == 2 else warn), f"`nvidia-smi -i {gpu['index']} -c 0`"
+            yield say("compute mode", _MODES[mode], hint, where(gpu))
+    memory = [(gpu, gpu["memory"]["used"], gpu["memory"]["total"]) for gpu in found if "memory" in gpu]
+    busy = [f"{where(gpu)} {size(used)}" for gpu, used, total in memory if used > 0.1 * total]
     if busy:
-        used = ", ".join(f"{where(gpu)} {size(gpu['memory']['used'])}" for gpu in busy[:8])
-        yield fine("in use", f"memory is taken on {len(busy)} of {len(found)}: {used}")
+        yield fine("in use", f"memory is taken on {len(busy)} of {len(found)}: {', '.join(busy[:8])}")
+
+
+def _mig(found: list[Gpu]) -> Iterator[Finding]:
+    check = "MIG"
+    modes = {gpu["index"]: gpu["mig"] for gpu in found if "mig" in gpu}
+    _, odd = majority({index: now for index, (now, _) in modes.items()})
+    troubles = []
+    for index, (now, planned) in modes.items():
+        if index in odd:
+            hint = f"`nvidia-smi -i {index} -mig {1 - now}`"
+            troubles.append(warn(check, f"{'on' if now else 'off'}, unlike its siblings", hint, f"GPU {index}"))
+        if now != planned:
+            says = "a change of its mode waits for a reset"
+            troubles.append(warn(check, says, "reset the GPU, or reboot", f"GPU {index}"))
+    on = sum(now for now, _ in modes.values())
+    says = f"on for {many(on, 'GPU')}: no NVLink and no peer access there" if on else "off"
+    yield from settle(check, troubles, says if modes else "")
 
 
 _STATES = {1: "not started", 2: "in progress"}

@@ -186,43 +186,34 @@ def judge(node: Node) -> Iterator[Finding]:
             yield unseen(check, str(log["why"]), "run as root, or give the container /dev/kmsg and CAP_SYSLOG")
         return
     names = {gpu.get("bus"): f"GPU {gpu['index']}" for gpu in gpus}
-    troubles = []
-    for (kind, number, address), events in by(
-        log.get("events") or [], lambda e: (e["kind"], e["number"], e["bus"])
-    ).items():
-        last = events[-1]
-        place = names.get(address, address)
-        times = f"{len(events)} times, last " if len(events) > 1 else ""
-        age = f" ({times}{ago(last['age'])})" if last["age"] is not None else f" ({len(events)} times)"
-        recent = last["age"] is None or last["age"] < _DAY
-        if kind == "AER":
-            says = f"{'uncorrected' if last.get('fatal') else 'corrected'} PCIe errors{age}"
-            troubles.append(
-                (bad if last.get("fatal") and recent else warn)(
-                    "PCIe errors", says, "reseat the card, riser or cable", place
-                )
-            )
-        elif kind == "SXid":
-            weight = "fatal" if last.get("fatal") else "not fatal"
-            says = f"SXid {number} of an NVSwitch, {weight}: {last['text'][:80]}{age}"
-            troubles.append(
-                (bad if last.get("fatal") and recent else warn)(
-                    check, says, "drain the node; reset all GPUs with their switches", place
-                )
-            )
-        elif number in HARD:
-            means, hint = HARD[number]
-            troubles.append((bad if recent else warn)(check, f"Xid {number}: {means}{age}", hint, place))
-        elif number == 154 and "None)" not in last["text"].rpartition(" to ")[2]:
-            says = f"Xid 154: the driver asks for {last['text'].rpartition('(')[2].rstrip(') .') or 'a reset'}{age}"
-            troubles.append((bad if recent else warn)(check, says, "do that before the next job", place))
-        elif number in SOFT:
-            yield fine(check, f"Xid {number}: {SOFT[number]}{age}", place)
-        else:
-            troubles.append(
-                warn(
-                    check, f"Xid {number}: {last['text'][:80]}{age}", "look it up in NVIDIA's list of Xid errors", place
-                )
-            )
+    groups = by(log.get("events") or [], lambda event: (event["kind"], event["number"], event["bus"]))
+    found = [_judged(events, names.get(events[-1]["bus"], events[-1]["bus"])) for events in groups.values()]
+    yield from (one for one in found if one.level == "ok")
+    troubles = [one for one in found if one.level != "ok"]
     if nvidia or troubles:
         yield from settle(check, troubles, f"none of the hardware in {log.get('source', 'the kernel log')}")
+
+
+def _judged(events: list[Any], place: str) -> Finding:
+    """What the same event, some number of times, says of a GPU, a switch or a port."""
+    last = events[-1]
+    kind, number, text = last["kind"], last["number"], last["text"]
+    count = f"{len(events)} times, last " if len(events) > 1 else ""
+    age = f" ({count}{ago(last['age'])})" if last["age"] is not None else f" ({len(events)} times)"
+    recent = last["age"] is None or last["age"] < _DAY
+    grave, fatal = (bad if recent else warn), bool(last.get("fatal"))
+    if kind == "AER":
+        says = f"{'uncorrected' if fatal else 'corrected'} PCIe errors{age}"
+        return (grave if fatal else warn)("PCIe errors", says, "reseat the card, riser or cable", place)
+    if kind == "SXid":
+        says = f"SXid {number} of an NVSwitch, {'fatal' if fatal else 'not fatal'}: {text[:80]}{age}"
+        return (grave if fatal else warn)("Xid", says, "drain the node; reset all GPUs with their switches", place)
+    if number in HARD:
+        means, hint = HARD[number]
+        return grave("Xid", f"Xid {number}: {means}{age}", hint, place)
+    if number == 154 and "None)" not in text.rpartition(" to ")[2]:
+        asks = text.rpartition("(")[2].rstrip(") .") or "a reset"
+        return grave("Xid", f"Xid 154: the driver asks for {asks}{age}", "do that before the next job", place)
+    if number in SOFT:
+        return fine("Xid", f"Xid {number}: {SOFT[number]}{age}", place)
+    return warn("Xid", f"Xid {number}: {text[:80]}{age}", "look it up in NVIDIA's list of Xid errors", place)

@@ -15,7 +15,8 @@ from mldebug.cluster._doctor_root import NotVisible, Root
 _MOST = 64
 _KEPT = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
-    "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG",
+    "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "CUDA_LAUNCH_BLOCKING",
+    "TORCH_DISTRIBUTED_DEBUG",
 )  # fmt: skip
 _PLACES = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 _SETTINGS = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_")
@@ -48,7 +49,7 @@ def _rank(root: Root, pid: str, words: dict[str, str], place: tuple[str, str]) -
     told = {name: value[:400] for name, value in words.items() if name in _KEPT or name.startswith(_SETTINGS)}
     rank: dict[str, Any] = {
         "pid": int(pid), "parent": 0, "rank": int(words[place[0]]), "world": int(words[place[1]]),
-        "job": words.get("SLURM_JOB_ID") or words.get("TORCHELASTIC_RUN_ID") or words.get("MASTER_ADDR", ""),
+        "job": _job(words),
         "told": told, "caps": capabilities(root, pid),
     }  # fmt: skip
     with contextlib.suppress(NotVisible, IndexError, ValueError):
@@ -61,6 +62,12 @@ def _rank(root: Root, pid: str, words: dict[str, str], place: tuple[str, str]) -
         text = root.data(f"/proc/{pid}/maps", 8 << 20).decode("utf-8", "replace")
         rank["libraries"] = sorted(set(_LIBRARY.findall(text)))[:20]
     return rank
+
+
+def _job(words: dict[str, str]) -> str:
+    """What ranks of one job share, as far as their environment tells it."""
+    step = ".".join(words[name] for name in ("SLURM_JOB_ID", "SLURM_STEP_ID") if name in words)
+    return step or words.get("TORCHELASTIC_RUN_ID") or words.get("MASTER_ADDR", "")
 
 
 def judge(node: Node) -> Iterator[Finding]:

@@ -44,33 +44,22 @@ def _host(node: Node) -> str:
 
 
 def _vbios(nodes: Sequence[Node]) -> Iterator[Finding]:
-    check, hint = (
-        "VBIOS",
-        "update the odd ones (the vendor's firmware bundle), or keep them in a partition of their own",
-    )
+    check, hint = "VBIOS", "update the odd ones with the vendor's firmware bundle, or use them in jobs of their own"
     everything = [(node, gpu) for node in nodes for gpu in gpus(node) if gpu.get("vbios")]
-    odd_ones = []
+    alike = True
     for model, group in by(everything, lambda pair: pair[1].get("name")).items():
         versions = {(_host(node), gpu["index"]): gpu["vbios"] for node, gpu in group}
+        known = sorted(set(versions.values()))
         usual, odd = majority(versions)
-        if usual is None and len(set(versions.values())) > 1:
-            hosts = dict.fromkeys(host for host, _ in versions)
-            odd_ones.append(
-                at(
-                    warn(check, f"{model} has {', '.join(sorted(set(versions.values())))}, none of them in most", hint),
-                    *hosts,
-                )
-            )
+        alike = alike and len(known) == 1
         for host, index in odd:
-            odd_ones.append(
-                at(warn(check, f"{versions[host, index]}, most others have {usual}", hint, f"GPU {index}"), host)
-            )
-    yield from odd_ones
-    if everything and not odd_ones:
-        yield at(
-            fine(check, f"one version for each model, {many(len(everything), 'GPU')}"),
-            *(_host(node) for node in nodes if gpus(node)),
-        )
+            yield at(warn(check, f"{versions[host, index]}, most others have {usual}", hint, f"GPU {index}"), host)
+        if usual is None and len(known) > 1:
+            hosts = dict.fromkeys(host for host, _ in versions)
+            yield at(warn(check, f"{model} has {', '.join(known)}, none of them in most", hint), *hosts)
+    if everything and alike:
+        hosts = dict.fromkeys(_host(node) for node, _ in everything)
+        yield at(fine(check, f"one version for each model, {many(len(everything), 'GPU')}"), *hosts)
 
 
 def _links(nodes: Sequence[Node]) -> Iterator[Finding]:
@@ -156,21 +145,15 @@ def _versions(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 
 def _variables(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Settings that differ: of the files, and of the environments of what was started on each node."""
+    """Settings that differ: of files, of ranks, and of the environments of what was started on each node."""
+    hint = "set it for all ranks alike: export it in the launch script, or in /etc/nccl.conf"
     told = {_host(node): settings(node) for node in nodes}
     for name in sorted({name for row in told.values() for name in row if not _OWN.search(name)}):
         values = {host: row.get(name, "") for host, row in told.items()}
         usual, odd = majority(values)
         for host in odd:
             says = f"{name} is {values[host] or 'not set'}, on most nodes {usual or 'not set'}"
-            yield at(
-                warn(
-                    "variables",
-                    says,
-                    "set it for all ranks alike: export it in the launch script, or in /etc/nccl.conf",
-                ),
-                host,
-            )
+            yield at(warn("variables", says, hint), host)
 
 
 def _clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
@@ -190,43 +173,25 @@ def _clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 
 def _identities(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Cloned machines: the same GPU, name or address at two places."""
-    seen: dict[str, set[str]] = {}
-    for node in nodes:
-        for gpu in gpus(node):
-            if gpu.get("uuid"):
-                seen.setdefault(gpu["uuid"], set()).add(_host(node))
-    for uuid, hosts in seen.items():
+    """Cloned machines: the same GPU, address or name at two places."""
+    pairs = [(gpu["uuid"], _host(node)) for node in nodes for gpu in gpus(node) if gpu.get("uuid")]
+    for uuid, hosts in _shared(pairs):
+        says = f"{uuid} is on {len(hosts)} nodes: they are the same machine, or clones"
+        yield at(bad("duplicate GPU", says, "name each node once"), *hosts)
+    for address, hosts in _shared([(address, _host(node)) for node in nodes for address in routable(node)]):
+        says = f"{address} is an address of {len(hosts)} nodes"
+        yield at(bad("host name", says, "give each node its own address"), *hosts)
+    for name, hosts in _shared([(part(node, "net", "own", "name") or _host(node), _host(node)) for node in nodes]):
+        hint = "NCCL_HOSTID=... for each of them, or real host names"
+        yield at(warn("host name", f"{len(hosts)} nodes call themselves {name}", hint), *hosts)
+
+
+def _shared(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """What more than one host has, and which."""
+    for what, group in by(pairs, lambda pair: pair[0]).items():
+        hosts = list(dict.fromkeys(host for _, host in group))
         if len(hosts) > 1:
-            yield at(
-                bad(
-                    "duplicate GPU",
-                    f"{uuid} is on {len(hosts)} nodes: they are the same machine, or clones",
-                    "name each node once",
-                ),
-                *sorted(hosts),
-            )
-    owners: dict[str, set[str]] = {}
-    for node in nodes:
-        for address in routable(node):
-            owners.setdefault(address, set()).add(_host(node))
-    for address, hosts in owners.items():
-        if len(hosts) > 1:
-            yield at(
-                bad("host name", f"{address} is an address of {len(hosts)} nodes", "give each node its own address"),
-                *sorted(hosts),
-            )
-    names = by(nodes, lambda node: part(node, "net", "own", "name") or _host(node))
-    for name, group in names.items():
-        if len(group) > 1:
-            yield at(
-                warn(
-                    "host name",
-                    f"{len(group)} nodes call themselves {name}",
-                    "NCCL_HOSTID=... for each of them, or real host names",
-                ),
-                *map(_host, group),
-            )
+            yield what, hosts
 
 
 def _worlds(nodes: Sequence[Node]) -> Iterator[Finding]:
@@ -249,13 +214,11 @@ def _worlds(nodes: Sequence[Node]) -> Iterator[Finding]:
         ranks = [rank for node in group for rank in part(node, "ranks", "found") if rank["job"] == job]
         sizes = ", ".join(map(str, sorted({rank["world"] for rank in ranks})))
         says = f"rank 0 of job {job or 'without a name'} runs on {len(hosts)} nodes (world size {sizes})"
-        # Several jobs of one node each look the same, where no scheduler and no address says that it is one.
+        # Several jobs of one node each look the same, where no step of SLURM and no address says that it is one.
         told = [rank.get("told", {}) for rank in ranks]
-        one = any("SLURM_JOB_ID" in words for words in told)
+        one = any("SLURM_STEP_ID" in words for words in told)
         one = one or any(not re.match(r"localhost|127\.|::1|$", words.get("MASTER_ADDR", "")) for words in told)
-        says += (
-            ": each node has a world of its own" if one else ": if this is one job, each node has a world of its own"
-        )
+        says += f": {'' if one else 'if this is one job, '}each node has a world of its own"
         yield at((bad if one else warn)("world", says, _ONE_MASTER), *hosts)
 
 

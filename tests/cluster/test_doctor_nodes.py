@@ -157,12 +157,13 @@ class TestWorlds:
         return lambda machine: machine.process(800, {"RANK": "0", "WORLD_SIZE": "2", **more})
 
     def test_a_world_on_each_node(self, tmp_path: Path) -> None:
-        plant = self.first(SLURM_JOB_ID="77", MASTER_ADDR="localhost")
+        plant = self.first(SLURM_JOB_ID="77", SLURM_STEP_ID="0", MASTER_ADDR="localhost")
         (one,) = of(judge(fleet(tmp_path, 2, node1=plant, node2=plant)), "bad")
         assert one.check == "world" and one.hosts == ("node1", "node2") and "world size 2" in one.says
 
     def test_two_jobs_of_one_node_each_are_not_bad(self, tmp_path: Path) -> None:
-        found = judge(fleet(tmp_path, 2, node1=self.first(SLURM_JOB_ID="77"), node2=self.first(SLURM_JOB_ID="78")))
+        steps = [self.first(SLURM_JOB_ID="77", SLURM_STEP_ID=step) for step in "01"]
+        found = judge(fleet(tmp_path, 2, node1=steps[0], node2=steps[1]))
         assert of(found, "bad") == [] == of(found, "warn")
         alike = self.first(MASTER_ADDR="127.0.0.1", TORCHELASTIC_RUN_ID="none")
         found = judge(fleet(tmp_path / "b", 2, node1=alike, node2=alike))
