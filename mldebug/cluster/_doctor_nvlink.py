@@ -13,7 +13,6 @@ from mldebug.cluster._doctor_finding import (
     fine,
     gpus,
     hidden,
-    majority,
     many,
     part,
     settle,
@@ -53,29 +52,36 @@ def _links(node: Node, found: list[Any]) -> Iterator[Finding]:
     troubles: list[Finding] = []
     words = []
     for model, group in by(told, lambda gpu: gpu.get("name")).items():
-        active = {gpu["index"]: sum(gpu["links"]) for gpu in group}
-        most, usual = max(active.values()), majority(active)[0]
-        usual = most if usual is None else usual
-        for gpu in group:
-            count = active[gpu["index"]]
-            if count < max(usual, 0):
-                down = ", ".join(str(link) for link, state in enumerate(gpu["links"]) if not state)
-                says = f"{count} links are active, its siblings have {usual} (down: {down or 'not told'})"
-                troubles.append(bad(check, says, _RESEAT, where(gpu)))
-        lone = len(group) == 1 and 0 < most < len(group[0]["links"]) and "NVL" not in str(model)
-        if lone:
+        most = max(sum(gpu["links"]) for gpu in group)
+        troubles += _alike(check, group, most)
+        if len(group) == 1 and 0 < most < len(group[0]["links"]) and "NVL" not in str(model):
             says = f"{most} of {len(group[0]['links'])} links are active, and there is no sibling to compare with"
             troubles.append(warn(check, says, _RESEAT, where(group[0])))
-        if most == 0 and len(group) > 1 and not _fabric_waits(group):
-            says = f"no link is active on any of {len(group)} GPUs: cards without a bridge look like this"
-            words.append(says)
-        elif most:
-            words.append(f"{most} active links on each of {len(group)}" if len(group) > 1 else f"{most} active links")
-    yield from settle(check, troubles, "; ".join(words) or "no link is active")
+        words.append(f"{most} active links on {many(len(group), 'GPU')}" if most else _BARE)
+    yield from settle(check, troubles, "; ".join(words))
 
 
-def _fabric_waits(group: list[Any]) -> bool:
-    return any(gpu.get("fabric", {}).get("state") in (1, 2) for gpu in group)
+_BARE = "no link is active: cards without a bridge look like this"
+
+
+def _alike(check: str, group: list[Any], most: int) -> Iterator[Finding]:
+    """GPUs of one model that have fewer links than the best of them.
+
+    Cards with a bridge for each pair may be without one: then two of them, or most of all, have no link at all.
+    """
+    bare = [gpu for gpu in group if not sum(gpu["links"])]
+    fabric = any(gpu.get("fabric", {}).get("state") for gpu in group)
+    unbridged = not fabric and (len(bare) % 2 == 0 or 2 * len(bare) > len(group))
+    for gpu in group:
+        count = sum(gpu["links"])
+        if count == most:
+            continue
+        if count == 0 and unbridged:
+            yield warn(check, f"{_BARE}; its siblings have {most}", "put a bridge on, or do not mix them", where(gpu))
+            continue
+        down = ", ".join(str(link) for link, state in enumerate(gpu["links"]) if not state)
+        says = f"{count} links are active, its siblings have {most} (down: {down or 'not told'})"
+        yield bad(check, says, _RESEAT, where(gpu))
 
 
 def _peers(node: Node, found: list[Any]) -> Iterator[Finding]:

@@ -210,6 +210,22 @@ class TestNvlink:
         assert of(found, "bad") == []
         assert "have none" in of(found, "ok", "NVLink")[0].says
 
+    def test_a_pair_without_a_bridge_is_doubtful(self, tmp_path: Path) -> None:
+        """NCCL issue 1423: of eight cards only 6 and 7 had a bridge."""
+        machine = Machine(tmp_path, gpus=8, model="NVIDIA RTX A6000", links=4)
+        for index in range(8):
+            machine.gpu(index)["fabric"] = Fails(NOT_SUPPORTED)
+        for index in range(6):
+            machine.gpu(index)["links"] = [0] * 4
+        found = machine.findings()
+        assert of(found, "bad") == []
+        assert {one.where for one in of(found, "warn")} == {f"GPU {index}" for index in range(6)}
+
+    def test_most_gpus_with_fewer_links_than_the_best(self, machine: Machine) -> None:
+        for index in range(6):
+            machine.gpu(index)["links"] = [1] * 17 + [0]
+        assert len(of(machine.findings(), "bad", "NVLink")) == 6
+
     def test_a_virtual_machine_may_hide_them(self) -> None:
         """Recorded on one H200 that is passed through to a virtual machine: its links are not to be seen."""
         path = Path(__file__).parent / "evidence" / "doctor_h200_vm.json"
