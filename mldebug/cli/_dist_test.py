@@ -95,11 +95,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(report: DistTestReport, how: dict[str, Any]) -> None:
-    """Rank 0's, as a rule. Without a collector each rank can only speak for itself: rank 1 gives the document."""
-    from mldebug.core.world import world
+    """Rank 0's, as a rule. Where each rank can only speak for itself one gives the document, and the others a line."""
+    from mldebug.core.world import claims, world
 
-    if report.ended == "no collector" and world().rank > 1:
-        write(f"mldebug: rank {world().rank} on {os.uname().nodename}: {report.culprits[0].reason}\n", sys.stderr)
+    rank = max((claim.rank for claim in claims(os.environ)), default=0)
+    alone = report.ended == "no collector" and world().rank > 1
+    if alone or (rank > 0 and any(one.kind == "apart" for one in report.culprits)):
+        write(f"mldebug: rank {rank} on {os.uname().nodename}: {report.culprits[0].reason}\n", sys.stderr)
         time.sleep(1.0)  # launchers end the others as soon as one of them leaves
         return
     emit(report, **how)

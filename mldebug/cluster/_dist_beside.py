@@ -24,7 +24,8 @@ def main() -> int:
     collector = Collector(config, listen(told["ports"]), lambda evidence: make_report(evidence).to_dict())
     collector.evidence["plan"] = told["plan"]
     report = collector.run()
-    if not collector.shown and told["output"] is not None:
+    # Without rank 0 there is nothing to say here: it went to another collector, or left with an error of its own.
+    if not collector.shown and "0" in collector.ranks and told["output"] is not None:
         emit(read_report(report, told["verbose"]), **told["output"])
     return 0
 

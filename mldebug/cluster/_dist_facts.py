@@ -44,9 +44,7 @@ def facts(device: Device) -> dict[str, Any]:
         "nccl": _nccl(mapped) if device.kind == "cuda" else "",
         "libraries": mapped,
         "plugins": _plugins(),
-        "environment": {
-            name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES) or name in _ALSO
-        },
+        "environment": environment(),
         "nccl_conf": _conf(),
         "kernel": os.uname().release,
         "interfaces": interfaces(),
@@ -59,6 +57,11 @@ def facts(device: Device) -> dict[str, Any]:
         "cpus": _cpus(),
         "time": time.time(),
     }
+
+
+def environment() -> dict[str, str]:
+    """The variables that change how ranks talk to each other."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES) or name in _ALSO}
 
 
 def door(backend: str) -> tuple[socket.socket, list[Any]]:

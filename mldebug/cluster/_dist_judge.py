@@ -51,7 +51,8 @@ def judge_dist_test(evidence: Evidence) -> DistVerdict:
     """
     if evidence["ended"] == "no collector":
         return DistVerdict((_rank_zero(evidence),), (), (), ())
-    found = [*_apart(evidence), *_clashes(evidence), *_dead(evidence), *_stopped(evidence), *_silent(evidence)]
+    found = [*_apart(evidence)] or [*_clashes(evidence)]
+    found += [*_dead(evidence), *_stopped(evidence), *_silent(evidence)]
     found += [] if any(one.kind == "apart" for one in found) else _missing(evidence)
     known = {culprit.rank for culprit in found}
     found += [one for one in _duplicates(evidence) if one.rank not in known]

@@ -7,6 +7,7 @@ import sys
 import time
 
 from mldebug.cluster import _dist_rank
+from mldebug.cluster._dist_facts import environment
 from mldebug.cluster._dist_net import backend_address, interfaces
 from mldebug.cluster._dist_wire import listen, resolve
 
@@ -41,9 +42,10 @@ class Light(Faulty):
             listener = listen()
         name = os.uname().nodename
         facts = {
-            "backend": "gloo", "torch": "2", "cuda": "", "driver": "", "nccl": "", "python": "3", "environment": {},
-            "interfaces": interfaces(), "hostname": {"name": name, "addresses": resolve(name)}, "store": 1,
-            "door": [address, listener.getsockname()[1]], "device": {"kind": "cpu", "index": None, "name": "cpu"},
+            "backend": "gloo", "torch": "2", "cuda": "", "driver": "", "nccl": "", "python": "3", "store": 1,
+            "interfaces": interfaces(), "hostname": {"name": name, "addresses": resolve(name)},
+            "environment": environment(), "door": [address, listener.getsockname()[1]],
+            "device": {"kind": "cpu", "index": None, "name": "cpu"},
         }  # fmt: skip
         if MINE:
             facts.update(FAULT.get("facts", {}))

@@ -1,0 +1,9 @@
+"""What `mldebug dist-test --hosts` starts on a host, with ranks that have a fault: see dist_rank.py."""
+
+import sys
+from pathlib import Path
+
+from mldebug.cluster import _dist_hosts, _dist_node
+
+_dist_node.WORKER = (sys.executable, str(Path(__file__).with_name("dist_rank.py")))
+sys.exit(_dist_hosts.main())
