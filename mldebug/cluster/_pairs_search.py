@@ -262,12 +262,9 @@ class _Space:
         if way == "tx" and not (there < -1.35 * deviations and -np.expm1(self.off[one, other]) > 1.35 * share):
             return False
         rest = np.isfinite(self.z) & (self.inside == inside)
-        rest[one, other] = rest[other, one] = False
-        values = (self.raw + self.raw.T)[rest & rest.T] if way == "both" else self.raw[rest]
-        found, place, times = (there + back, 4, 1.6) if way == "both" else (there, 2, 2.0)
-        if len(values) <= place:
-            return True
-        return bool(found < times * np.partition(values, place)[place])  # some others are nearly as slow: it is noise
+        if way == "both":
+            return _is_apart(there + back, (self.raw + self.raw.T)[rest & rest.T], 1.6)
+        return _is_apart(there, self.raw[rest], 2.0)
 
     def _is_common(self, kind: str, who: tuple[int, ...], mask: Any) -> bool:
         """Whether most of the partners, and most of the GPUs of a node, see the fall."""
@@ -311,7 +308,17 @@ class _Space:
         others = total[there] / number[there]
         middle = np.median(others)
         above = others[others >= middle] - middle
-        return bool(fall < middle - max(_FALL * 0.8, 4 * 1.4826 * float(np.median(above))))
+        return bool(fall < middle - max(_FALL * 0.8, 4.5 * 1.4826 * float(np.median(above))))
+
+
+def _is_apart(found: float, values: Any, times: float) -> bool:
+    """Whether a gap parts `found`, and what is lower, from the rest of `values`; the tail of noise has none."""
+    most = min(len(values) - 1, max(6, len(values) // 50))
+    if most < 1:
+        return True
+    low = np.minimum(np.sort(np.partition(values, most)[: most + 1]), -2.0)
+    gaps = low[:-1] / low[1:] >= times
+    return bool((gaps & (found <= low[:-1] + 1e-9)).any())
 
 
 def _highest(values: Any, most: float) -> float:

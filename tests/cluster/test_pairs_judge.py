@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import random
 import time
+import warnings
 from collections.abc import Callable, Iterable
 
 import pytest
 
 from mldebug.cluster import PairsVerdict, judge_pairs
-from mldebug.cluster._pairs_evidence import PairsEvidence
+from mldebug.cluster._pairs_evidence import STATUSES, PairsEvidence
+from mldebug.cluster._pairs_verdict import KINDS
 from mldebug.core.errors import UsageError
 from tests.cluster.simulate import FAULTS, healthy, planted, right
 
@@ -218,3 +222,28 @@ def test_large() -> None:
     verdict = judge_pairs(case.evidence)
     assert right(case, verdict.kind, verdict.culprits)
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_odd_matrices_have_a_verdict(seed: int) -> None:
+    """A few pairs, none, twice the same, NaN, zeros, one value for all: nothing of it is an error."""
+    chance = random.Random(seed)
+    names = [f"h{host}:{gpu}" for host in range(chance.randint(1, 5)) for gpu in range(chance.randint(1, 5))]
+    chance.shuffle(names)
+    size = len(names)
+    pool = chance.choice([("ok",), STATUSES, ("hang",), ("ok", "dead"), ("missing",), ("skipped", "ok")])
+    values = chance.choice([(5.0,), (1.0, None, math.nan), (1e-12, 1e12, 0.0), (None,), (math.inf, 3.0, 2.0)])
+    many = chance.choice([0, 1, 5, size * size, 3 * size * size])
+    evidence: PairsEvidence = {
+        "schema": 1, "gpus": names, "notes": [],
+        "src": [chance.randrange(size) for _ in range(many)],
+        "dst": [chance.randrange(size) for _ in range(many)],
+        "gbps": [chance.choice(values) for _ in range(many)],
+        "status": [chance.choice(pool) for _ in range(many)],
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        verdict = judge_pairs(evidence)
+    assert verdict.kind in KINDS
+    assert (verdict.kind == "none") == (not verdict.findings)
+    assert verdict.kind in ("none", "inter-rail") or verdict.culprits
