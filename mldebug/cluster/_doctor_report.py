@@ -60,7 +60,7 @@ class DoctorReport(Report):
         lines = [*textwrap.wrap(head, width), *(f"note: {_clean(note)}" for note in self.evidence.get("notes", ())), ""]
         column = max((len(one.check) for one in self.findings), default=0) + 2
         everybody = set(hosts)
-        for one in _folded(self.findings):
+        for one in _shortened(_folded(self.findings)) if len(hosts) > 1 else _folded(self.findings):
             lines += self._lines(one, column, width, everybody, color)
         text = "\n".join(lines).rstrip()
         return text
@@ -107,6 +107,30 @@ def _folded(findings: Iterable[Finding]) -> list[Finding]:
     return folded
 
 
+def _shortened(findings: Iterable[Finding]) -> list[Finding]:
+    """For people, over many nodes: of what is well one line for each check, of troubles with one hint a few."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for one in findings:
+        groups.setdefault((one.level, one.check, one.hint if one.level in ("bad", "warn") else ""), []).append(one)
+    shortened = []
+    for (level, _, _), group in groups.items():
+        if level in ("ok", "unseen"):
+            more = f" (and {len(group) - 1} alike)" if len(group) > 1 else ""
+            shortened.append(replace(group[0], says=group[0].says + more, where="", hosts=_hosts(group)))
+            continue
+        shown, rest = (group, []) if len(group) <= _SHOWN + 1 else (group[:_SHOWN], group[_SHOWN:])
+        shortened += shown
+        if rest:
+            says = f"{len(rest)} more like these"
+            shortened.append(replace(rest[0], says=says, where="", hosts=_hosts(rest)))
+    return shortened
+
+
+def _hosts(group: Iterable[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(host for one in group for host in one.hosts))
+
+
+_SHOWN = 3  # troubles with the same hint that are shown
 _GPU = re.compile(r"GPU (\d+)")
 _INDEX = re.compile(r"-i \d+\b")
 

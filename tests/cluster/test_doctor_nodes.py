@@ -39,6 +39,21 @@ def test_a_healthy_fleet_is_well_and_its_lines_are_folded(tmp_path: Path) -> Non
     assert one.hosts == ("node1", "node2", "node3", "node4")
 
 
+def test_many_nodes_are_a_short_table_for_people_and_whole_in_json(tmp_path: Path) -> None:
+    def loopback(machine: Machine) -> None:
+        machine.root.known[machine.root.name] = ["127.0.1.1"]
+
+    plants = {f"node{number}": loopback for number in range(1, 7)}
+    report = doctor({"nodes": fleet(tmp_path, 12, **plants), "failed": [], "notes": []})
+    lines = report.text(width=110).splitlines()
+    bad = [line for line in lines if line.startswith("BAD")]
+    assert len(bad) == 4 and "node[4-6]: 3 more like these" in bad[3]
+    assert len([line for line in lines if line.startswith("ok    interface")]) == 1
+    assert any("node1 is 127.0.1.1" in line for line in lines)
+    assert len(report.to_dict()["culprits"]) == 6
+    assert len(lines) < 60
+
+
 def libraries(version: str) -> Plant:
     return lambda machine: machine.put(f"/usr/lib/x86_64-linux-gnu/libnccl.so.{version}")
 
