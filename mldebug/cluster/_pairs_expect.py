@@ -234,5 +234,5 @@ def _spread(off: Any, total: int) -> float:
     if len(gap) >= 3:  # both directions of a pair differ by noise alone, in the half where they differ least
         least = np.sort(np.abs(gap))[: len(gap) // 2]
         found = max(found, 1.3 * float(np.sqrt(np.mean(least**2))) / 1.414)
-    few = 0.05 if total <= 12 else 0.03 if len(values) <= 12 else 0.015
+    few = 0.05 if total <= 6 else 0.035 if total <= 12 else 0.03 if len(values) <= 12 else 0.015
     return max(found, few, _LEAST)
