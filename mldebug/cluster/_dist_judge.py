@@ -61,7 +61,9 @@ def judge_dist_test(evidence: Evidence) -> DistVerdict:
         _of_rank(evidence, rank, "unreachable", why, hint=hint, fatal=True) for rank, why, hint in unreachable(evidence)
     ]
     found += _errors(evidence, bool(found))
-    found += [_of_rank(evidence, rank, "wrong contents", why) for rank, why in wrong_contents(evidence)]
+    found += [
+        _of_rank(evidence, rank, "wrong contents", why, phase=check) for rank, why, check in wrong_contents(evidence)
+    ]
     if not found and evidence["ended"] not in ("", "done", "interrupted"):
         found += _behind(evidence)
     found += _unlike(evidence, unlike)
@@ -233,6 +235,10 @@ def _hint(one: dict[str, Any]) -> str:
     return "run again with NCCL_DEBUG=INFO for what NCCL says" if "nccl" in text.lower() else ""
 
 
+# A stack that waits for others, in a collective or for the device that runs it.
+_WAITS = re.compile(r"distributed_c10d\.py|\bsynchronize\b|\bawait_message\b")
+
+
 def _behind(evidence: Evidence) -> list[Culprit]:
     """Nobody failed, and nobody gets on: the ranks that are not as far as the others."""
     ranks = [(rank, one) for rank, one in _ranks(evidence) if not one["done"]]
@@ -247,6 +253,11 @@ def _behind(evidence: Evidence) -> list[Culprit]:
         ]
     phase = ranks[0][1]["phase"]
     ages = [one["age"] for _, one in ranks]
+    out = [rank for rank, one in ranks if one["stack"] and not _WAITS.search(one["stack"])]
+    if out and any(_WAITS.search(one["stack"]) for _, one in ranks):
+        return [
+            _of_rank(evidence, rank, "behind", f"is not in {phase} itself yet, and others wait for it") for rank in out
+        ]
     late = [rank for rank, one in ranks if one["age"] < min(ages) + 0.2 and max(ages) - min(ages) > 2.0]
     if late:
         return [

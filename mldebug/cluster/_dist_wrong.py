@@ -8,10 +8,13 @@ from typing import Any
 from mldebug.cluster._dist_evidence import Evidence
 
 
-def wrong_contents(evidence: Evidence) -> list[tuple[int | None, str]]:
-    """(rank, what it did) for each rank that is to blame, the one that explains most first."""
-    left: list[dict[str, Any]] = list(evidence["wrong"])
-    found: list[tuple[int | None, str]] = []
+def wrong_contents(evidence: Evidence) -> list[tuple[int | None, str, str]]:
+    """(rank, what it did, in which check) for each rank that is to blame, the one that explains most first."""
+    # Where it is known whose parts were wrong, the sums that they are in are wrong as well.
+    left: list[dict[str, Any]] = [one for one in evidence["wrong"] if one["source"] is not None] or list(
+        evidence["wrong"]
+    )
+    found: list[tuple[int | None, str, str]] = []
     while left:
         sent = Counter(one["source"] for one in left if one["source"] is not None)
         got = Counter(one["rank"] for one in left)
@@ -22,20 +25,17 @@ def wrong_contents(evidence: Evidence) -> list[tuple[int | None, str]]:
         # Many receivers agree on a sender, or one receiver is wrong about many senders.
         if sender is not None and (len(receivers), most_sent) >= (len(senders), most_got):
             mine = [one for one in left if one["source"] == sender]
-            found.append((sender, f"sent wrong data to {_list(receivers)}: {_example(mine[0])}"))
+            found.append((sender, f"sent wrong data to {_list(receivers)}: {_example(mine[0])}", mine[0]["check"]))
         else:
             mine = [one for one in left if one["rank"] == receiver]
             told = _list({one for one in senders if one is not None})
-            found.append((receiver, f"got wrong data{f' from {told}' if told else ''}: {_example(mine[0])}"))
+            what = f"got wrong data{f' from {told}' if told else ''}: {_example(mine[0])}"
+            found.append((receiver, what, mine[0]["check"]))
         left = [one for one in left if one not in mine]
     if len(found) > 1 and all(one["source"] is None for one in evidence["wrong"]):
-        ranks = {one["rank"] for one in evidence["wrong"]}
-        return [
-            (
-                None,
-                f"sums are wrong on {_list(ranks)}, whose part it is cannot be told: {_example(evidence['wrong'][0])}",
-            )
-        ]
+        first, ranks = evidence["wrong"][0], {one["rank"] for one in evidence["wrong"]}
+        why = f"sums are wrong on {_list(ranks)}, whose part it is cannot be told: {_example(first)}"
+        return [(None, why, first["check"])]
     return found
 
 
@@ -48,6 +48,6 @@ def _list(ranks: set[Any]) -> str:
 
 def _example(one: dict[str, Any]) -> str:
     return (
-        f"{one['check']}, {one['count']} of {one['of']} values wrong, the first at {one['index']} "
+        f"{one['count']} of {one['of']} values wrong, the first at {one['index']} "
         f"is {one['got']:g} and not {one['want']:g}"
     )
