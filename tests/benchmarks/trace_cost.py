@@ -126,17 +126,15 @@ def loop_ways(folder: str, classic: Any) -> dict[str, Way]:
 
 
 def rounds(work: Callable[[], Any], ways: dict[str, Way], count: int) -> dict[str, list[float]]:
-    """CPU seconds of each way, in turns. The files are opened and closed outside of the time."""
+    """CPU seconds of each way, in turns. What is done once is outside of the time: files, and a look at each code."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(count + 1):
+    for _ in range(count):
         for name, way in ways.items():
             with way():
-                work() if turn == 0 else None  # what is done once for each code object
+                work()
                 began = time.process_time()
                 work()
-                spent = time.process_time() - began
-            if turn:
-                times[name].append(spent)
+                times[name].append(time.process_time() - began)
     return times
 
 
