@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +21,8 @@ examples:
   mldebug doctor --load
   mldebug doctor --hosts node[001-512] --json
   mldebug doctor --slurm 123456
-  srun --ntasks-per-node=1 mldebug doctor --json > nodes.jsonl
-  mldebug doctor --from nodes.jsonl
+  srun --ntasks-per-node=1 mldebug doctor -q -o doctor-%h.json
+  mldebug doctor --from doctor-*.json
 
 Reads NVML, /sys and /proc, and runs nothing heavy: idle GPUs have narrow
 links and low clocks, so these are judged with --load only, which leaves GPUs
@@ -45,18 +46,19 @@ def add_arguments(parser: Parser) -> None:
     others.add_argument("--ssh-config", metavar="FILE", help="configuration file for ssh")
     others.add_argument("--ssh-option", metavar="K=V", action="append", default=[], help=_SSH_OPTION)
     output = parser.add_argument_group("output")
-    output.add_argument("--from", dest="sources", action="append", default=[], metavar="FILE", help=_FROM)
-    add_common(output, output="write the evidence and the findings to FILE, for --from")
+    output.add_argument("--from", dest="sources", action="extend", nargs="+", default=[], metavar="FILE", help=_FROM)
+    add_common(output, output="write evidence and findings to FILE, for --from; %%h in it is the host")
 
 
 _TIMEOUT = "seconds for all other nodes (default: 30, more with --watch and --load)"
 _PYTHON = "the Python that has mldebug there (default: the path of this one)"
 _SSH_OPTION = "option as in ~/.ssh/config, such as Port=2222; repeatable"
-_FROM = "judge evidence from FILE and look at nothing; repeatable, one or more nodes in each"
+_FROM = "judge the evidence in these files and look at nothing; one node or more in each"
 
 
 def run(args: argparse.Namespace) -> int:
-    output = file_to_write("--output", args.output)
+    host = socket.gethostname()
+    output = file_to_write("--output", args.output.replace("%h", host) if args.output is not None else None)
     options = _options(args)
     if args.node:
         return _serve(args)

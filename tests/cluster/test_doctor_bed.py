@@ -106,11 +106,11 @@ def test_slurm(bed: Bed, tmp_path: Path) -> None:
         document, status, _ = ask(bed, "--slurm", job, env=slurm.env)
         assert [node["host"] for node in document["evidence"]["nodes"]] == ["h1", "h2", "h3"]
         assert (bad(document), status) == (set(), 0)
-        # As ranks of a step, each of them prints its own line; together they are judged from the file.
+        # As ranks of a step, each of them writes its own file; what they print would be mixed up.
         step = ["srun", "--nodes=3", "--ntasks-per-node=1", "--overlap", f"--jobid={job}"]
-        done = bed.run("h1", *step, *DOCTOR, env={**ENV, **slurm.env, "PYTHONPATH": str(ROOT)})
-        (tmp_path / "nodes.jsonl").write_text(done.stdout)
-        document, status, _ = ask(bed, "--from", str(tmp_path / "nodes.jsonl"))
+        env = {**ENV, **slurm.env, "PYTHONPATH": str(ROOT)}
+        bed.run("h1", *step, *DOCTOR, "-q", "-o", str(tmp_path / "doctor-%h.json"), env=env)
+        document, status, _ = ask(bed, "--from", *(str(path) for path in tmp_path.glob("doctor-*.json")))
         assert sorted(node["host"] for node in document["evidence"]["nodes"]) == ["h1", "h2", "h3"]
         assert status == 0
     finally:
@@ -133,8 +133,7 @@ def test_mpirun(bed: Bed, tmp_path: Path) -> None:
         "-x",
         "PYTHONPATH",
     ]
-    done = bed.run("h1", *command, *DOCTOR, env=ENV)
-    (tmp_path / "nodes.jsonl").write_text(done.stdout)
-    document, status, _ = ask(bed, "--from", str(tmp_path / "nodes.jsonl"))
+    done = bed.run("h1", *command, *DOCTOR, "-q", "-o", str(tmp_path / "doctor-%h.json"), env=ENV)
+    document, status, _ = ask(bed, "--from", *(str(path) for path in tmp_path.glob("doctor-*.json")))
     assert sorted(node["host"] for node in document["evidence"]["nodes"]) == ["h1", "h2", "h3"], done.stderr
     assert (bad(document), status) == (set(), 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,12 @@ def test_what_was_written_is_judged_again(
     first = capsys.readouterr().out
     assert run("--from", str(out)) == 1
     assert capsys.readouterr().out == first
+
+
+def test_a_file_for_each_host_and_all_of_them_judged(sick: Path, well: Path, tmp_path: Path) -> None:
+    assert run("--from", str(sick), "-q", "-o", str(tmp_path / "doctor-%h.json")) == 1
+    assert (tmp_path / f"doctor-{socket.gethostname()}.json").exists()
+    assert run("--from", str(well), str(sick)) == 1 and run("--from", str(well)) == 0
 
 
 @pytest.mark.parametrize(
