@@ -110,19 +110,21 @@ def _memlock(node: Node, seen: Any) -> Iterator[Finding]:
         yield unseen(check, seen.get("unseen", {}).get("limits", "not told"))
         return
     rdma, capable = has_rdma(node), bool(seen.get("status", {}).get("caps", 0) >> _LOCK & 1)
-    whose = [("", "", own[0])] if not capable else []
-    whose += [
-        (f"rank {rank['rank']}", f"pid {rank['pid']} has ", rank["memlock"])
+    whose = [
+        (f"rank {rank['rank']}", f"pid {rank['pid']} has ", -1 if rank["caps"] >> _LOCK & 1 else rank["memlock"])
         for rank in part(node, "ranks", "found") or []
-        if "memlock" in rank and not rank.get("caps", 0) >> _LOCK & 1
+        if "memlock" in rank
     ]
+    if not whose:  # no rank runs: one would have what this process has
+        whose = [("", "", -1 if capable else own[0])]
     low = [(place, who, soft) for place, who, soft in whose if 0 <= soft < 64 * _GIB]
     for place, who, soft in low[:8] if rdma else []:
         say = bad if soft < _GIB else warn
         yield say(check, f"{who}{size(soft)}, and InfiniBand or RoCE is here: ibv_reg_mr fails", hint, place)
     if not (low and rdma):
-        held = "unlimited" if own[0] < 0 else size(own[0])
-        why = "" if own[0] < 0 else ", and this process may lock more" if capable else ", and no RDMA device is here"
+        held = "unlimited" if own[0] < 0 else f"{size(own[0])} here"
+        why = ", and no RDMA device" if not rdma else ", and enough for each rank that runs"
+        why = "" if own[0] < 0 else ", and this process may lock more" if capable else why
         yield fine(check, f"{held}{why}")
 
 

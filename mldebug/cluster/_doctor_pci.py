@@ -193,7 +193,13 @@ def _slots(node: Node) -> Iterator[Finding]:
                 troubles.append(bad(check, f"{says}, where its siblings have x{usual}", _MOVE, _gpu(gpu)))
             else:
                 troubles.append(warn(check, says, _MOVE, _gpu(gpu)))
-    if widths:
+    gens = {gpu["index"]: gpu["pcie_max_gen"] for gpu in gpus(node) if "pcie_max_gen" in gpu}
+    usual, odd = majority(gens)
+    for index in odd:
+        if gens[index] < usual:
+            says = f"it and its slot can do Gen{gens[index]}, its siblings Gen{usual}"
+            troubles.append(bad(check, says, "the BIOS may limit this slot; compare the risers", f"GPU {index}"))
+    if widths or troubles:
         yield from settle(check, troubles, "no port above a GPU is narrower than the GPU")
     ours = {address for address, one in devices.items() if one["what"] in ("gpu", "rdma")}
     for address, bandwidth, link, port in part(node, "log", "limited") or []:

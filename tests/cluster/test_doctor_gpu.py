@@ -164,6 +164,14 @@ class TestLinks:
         assert of(found, "bad") == []
         assert {one.where for one in of(found, "warn", "PCIe slot")} == {"GPU 0", "GPU 1"}
 
+    def test_one_slot_of_a_lower_generation_is_bad_and_all_of_them_are_well(self, machine: Machine) -> None:
+        machine.gpu(6)["max_gen"] = 3
+        (one,) = of(machine.findings(), "bad")
+        assert (one.check, one.where) == ("PCIe slot", "GPU 6") and "Gen3, its siblings Gen5" in one.says
+        for index in range(8):
+            machine.gpu(index)["max_gen"] = 4  # an older server
+        assert of(machine.findings(), "bad") == []
+
     def test_the_kernels_own_complaint_about_a_link_is_shown(self, machine: Machine) -> None:
         machine.kernel_log(
             "pci 0000:12:00.0: 63.008 Gb/s available PCIe bandwidth, limited by 8.0 GT/s PCIe x8 link at 0000:00:03.0 "

@@ -73,6 +73,8 @@ class TestLockedMemory:
         assert one.where == "rank 3" and "64 KiB" in one.says
         machine.process(500, {"RANK": "3", "WORLD_SIZE": "8"})
         assert of(machine.findings(), "bad") == []
+        machine.put("/proc/self/limits", limits(memlock="65536"))  # as in an ssh session, beside a job that is well
+        assert of(machine.findings(), "bad") == []
 
 
 class TestOpenFiles:
