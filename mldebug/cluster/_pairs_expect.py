@@ -77,12 +77,20 @@ def _kinds_of_nodes(cube: Any) -> Any:
         level = upper((cube - upper(np.moveaxis(cube, 0, -1), 0.75)).reshape(nodes, -1), 0.5)
     index = np.flatnonzero(np.isfinite(level))
     found = 0
+    heights: list[float] = []
+    apart = []
     for part in levels(level[index]):
         if found == 0 or (len(part) >= 2 and len(part) >= 0.35 * nodes):
             kinds[index[part]] = found
+            heights.append(float(np.median(level[index[part]])))
             found += 1
         else:
-            kinds[index[part]] = max(found - 1, 0)
+            apart.append(index[part])
+            kinds[index[part]] = found - 1
+    for part in apart:  # a node with few GPUs tells its level badly
+        far = np.abs(np.array(heights) - np.median(level[part]))
+        if far.min() < 0.2:
+            kinds[part] = int(far.argmin())
     top = kinds == 0
     if found > 1 and top.sum() < max(2, 0.35 * nodes):  # one node that is faster makes no kind of the others
         kinds[top] = 1

@@ -181,7 +181,7 @@ class _Space:
             ("cross", cross, cross_pairs),
             ("same", same, same_pairs),
         ):
-            gain = _gain(amount, number) * (scope != "same" or len(self.grid.hosts) > 3)
+            gain = _gain(amount, number) * (scope != "same" or len(self.grid.hosts) > 2)
             for one in _top(gain):
                 yield float(gain[one]), "rail", (int(one),), scope, "both"
         blocks = self.isolated(value, count)
@@ -271,7 +271,8 @@ class _Space:
         if kind in ("path", "cross"):
             return True
         half = self.z[mask].mean() / 2
-        if kind in ("rail", "node-path") and np.mean(self.z[mask] < half) < 0.6:
+        least = 0.9 if kind == "rail" and len(self.grid.hosts) < 4 else 0.6  # of few, one bad GPU spoils two thirds
+        if kind in ("rail", "node-path") and np.mean(self.z[mask] < half) < least:
             return False
         value = np.where(mask, self.z, 0)
         count = mask.astype(np.int64)

@@ -65,6 +65,33 @@ def test_peer_copies_are_wrong_but_over_the_one_nvlink() -> None:
     assert said(healthy) == ("none", set())
 
 
+@pytest.mark.parametrize("hosts", ["ab", "abc", "abcdef"])
+def test_two_rails_of_eight(hosts: str) -> None:
+    """Slow or failing for all nodes: the rails, and not two GPUs of each node."""
+    for bad in (12.0, "hang"):
+        verdict = judge_pairs(
+            matrix(
+                hosts, "01234567",
+                lambda a, i, b, j, bad=bad: 380.0 if a == b else bad if {i, j} & {"2", "5"} else 45.0,
+            )
+        )  # fmt: skip
+        assert said(verdict) == ("inter-rail", {"rail 2", "rail 5"})
+
+
+def test_leaf_switch_and_what_is_built_so() -> None:
+    """Four of sixteen nodes slow to all are a fault; four switches of four that are slow to each other are not."""
+    names = [f"n{i:02}" for i in range(16)]
+    low = set(names[4:8])
+    verdict = judge_pairs(matrix(names, "01", lambda a, i, b, j: 300.0 if a == b else 20.0 if low & {a, b} else 45.0))
+    assert said(verdict) == ("several", low)
+    built = judge_pairs(
+        matrix(
+            names, "01", lambda a, i, b, j: 300.0 if a == b else 45.0 if int(a[1:]) // 4 == int(b[1:]) // 4 else 20.0
+        )
+    )
+    assert built.kind == "none"
+
+
 @pytest.mark.parametrize("status", ["hang", "error", "wrong", "dead"])
 def test_one_gpu_fails_in_each_way(status: str) -> None:
     verdict = judge_pairs(
