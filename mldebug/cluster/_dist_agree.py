@@ -96,9 +96,9 @@ _MILD = ("NCCL_DEBUG", "LD_", "PYTORCH_", "CUDA_LAUNCH", "MASTER_ADDR", "UCX_", 
 
 
 def _environment(ranks: dict[int, Any]) -> Iterator[Difference]:
-    names = sorted({name for one in ranks.values() for name in one["facts"]["environment"]})
+    names = sorted({name for one in ranks.values() for name in one["facts"].get("environment", {})})
     for name in names:
-        told = {rank: one["facts"]["environment"].get(name, "") for rank, one in ranks.items()}
+        told = {rank: one["facts"].get("environment", {}).get(name, "") for rank, one in ranks.items()}
         mild = name.startswith(_MILD) or any(word in name for word in _OF_A_HOST)
         found = _one(name, "warn" if mild else "bad", told, f"set {name} alike on all ranks, or nowhere")
         if found is not None:
@@ -110,7 +110,9 @@ def _links(ranks: dict[int, Any]) -> Iterator[Difference]:
 
     def mtu(one: dict[str, Any]) -> str:
         address = (one["facts"].get("door") or [""])[0]
-        found = [told["mtu"] for told in one["facts"]["interfaces"].values() if address in told["addresses"]]
+        found = [
+            told.get("mtu", "") for told in one["facts"].get("interfaces", {}).values() if address in told["addresses"]
+        ]
         return str(found[0]) if found else ""
 
     for what, read, hint in (
