@@ -116,14 +116,11 @@ def _status_of(words: list[str], module: bool) -> int:
         run_script(words, module=module)
     except SystemExit as exc:
         return exit_status(exc)
-    except KeyboardInterrupt:
-        print("mldebug: interrupted", file=sys.stderr)
-        return 130
     except BaseException as exc:
         if isinstance(exc, MldebugError) and script_traceback(exc) is None:
             raise  # the script is not there
         _print_traceback(exc)
-        return 1
+        return 130 if isinstance(exc, KeyboardInterrupt) else 1
     return 0
 
 

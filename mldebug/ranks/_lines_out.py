@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _MOST = 1 << 20  # characters without a newline that are kept
+# Attributes of ours; others are set on the stream beneath. wandb replaces `write` of sys.stdout by a function that calls
+# the one of before: it stands before ours.
+_OURS = ("_mldebug_stream", "_show", "_parts", "ended", "write", "writelines", "flush", "close")
 
 
 def plain_stream(stream: Any) -> Any:
@@ -75,7 +78,7 @@ class LineStream:
         return getattr(self._mldebug_stream, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("_mldebug_stream", "_show", "_parts", "ended"):
+        if name in _OURS:
             super().__setattr__(name, value)
         else:
             setattr(self._mldebug_stream, name, value)

@@ -86,7 +86,7 @@ _PIECE = select.PIPE_BUF  # what a pipe that is ready takes without waiting
 
 
 def _plain_descriptor(stream: Any) -> int:
-    if type(stream) is not io.TextIOWrapper or stream.closed:
+    if type(stream) is not io.TextIOWrapper or stream.closed or "write" in vars(stream):  # wandb puts its own there
         return -1
     buffer = stream.buffer
     raw = buffer.raw if type(buffer) is io.BufferedWriter else buffer  # the latter under python -u

@@ -81,6 +81,12 @@ def test_the_exit_status_passes_through(run_python: Run, tmp_path: Path, body: s
         assert lines[0] == "p Traceback (most recent call last):"
         assert lines[1] == f'p   File "{program}", line 3, in <module>'
         assert lines[-1] == "p ZeroDivisionError: division by zero"
+    if body == "raise KeyboardInterrupt":  # where it hung is what one wants to know
+        assert done.stderr.splitlines()[1:] == [
+            f'p   File "{program}", line 3, in <module>',
+            "p     raise KeyboardInterrupt",
+            "p KeyboardInterrupt",
+        ]
 
 
 def test_what_goes_on_after_the_script(run_python: Run, tmp_path: Path) -> None:

@@ -315,3 +315,35 @@ with LockedOutput(stdout=True, prefix="{rank}:"):
 """
     done = run_python(program)
     assert (done.returncode, done.stdout) == (0, "0: parent\n0: child\n0: of it0:  end\n"), done.stderr
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_a_write_that_the_program_has_put_there(when: str, run_python: Run) -> None:
+    """wandb replaces `sys.stdout.write`, to have what is printed."""
+    program = f"""
+import sys
+from mldebug.ranks import LockedOutput, printflock
+seen, scope = [], LockedOutput(stdout=True, prefix="p")
+def replace():
+    old = sys.stdout.write
+    def write(text):
+        seen.append(text)
+        return old(text)
+    sys.stdout.write = write
+if "{when}" == "before":
+    replace()
+scope.__enter__()
+if "{when}" == "inside":
+    replace()
+print("print")
+sys.stdout.write("write\\n")
+if "{when}" == "before":
+    scope.__exit__(None, None, None)
+    printflock("function")
+sys.stderr.write("".join(seen))
+"""
+    done = run_python("-c", program)
+    if when == "before":
+        assert done.stdout == done.stderr == "p print\np write\nfunction\n"
+    else:
+        assert (done.stdout, done.stderr) == ("p print\np write\n", "print\nwrite\n")
