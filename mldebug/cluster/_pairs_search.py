@@ -271,7 +271,7 @@ class _Space:
         if kind in ("path", "cross"):
             return True
         half = self.z[mask].mean() / 2
-        least = 0.9 if kind == "rail" and len(self.grid.hosts) < 4 else 0.6  # of few, one bad GPU spoils two thirds
+        least = 0.7 if kind == "node-path" else 0.9 if len(self.grid.hosts) < 4 else 0.6  # one GPU of few spoils 2/3
         if kind in ("rail", "node-path") and np.mean(self.z[mask] < half) < least:
             return False
         value = np.where(mask, self.z, 0)
