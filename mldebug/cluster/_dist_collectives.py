@@ -28,6 +28,7 @@ _HEAVY_ONES = ("all_reduce", "broadcast", "all_gather")
 _UNSUPPORTED = re.compile(
     r"not (yet )?(supported|implemented)|n't support|not support|unsupported|invalid scalar type", re.I
 )
+_FAILED = re.compile(r"(CUDA|HIP|NCCL|SYCL) error", re.I)
 
 Wrong = dict[str, Any]
 
@@ -55,7 +56,7 @@ class Collectives:
                 wrong = self.one(name, _DTYPES.get(dtype, torch.float32), size)
                 self.device.sync()
             except (RuntimeError, NotImplementedError, ValueError) as exc:
-                if not _UNSUPPORTED.search(str(exc)):
+                if not _UNSUPPORTED.search(str(exc)) or _FAILED.search(str(exc)):
                     raise
                 self._lacking.add((name, dtype))
                 why = str(exc).splitlines()[0][:120]

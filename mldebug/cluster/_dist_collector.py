@@ -201,7 +201,7 @@ class Collector:
     def _hear_worker(self, rank: int, one: dict[str, Any], message: Message) -> None:
         kind = message["t"]
         if kind == "phase":
-            one["phase"], one["step"] = str(message["phase"]), int(message["step"])
+            one["phase"], one["step"], one["waits"] = str(message["phase"]), int(message["step"]), False
         elif kind == "facts":
             one["facts"].update(message["facts"])
         elif kind == "check":
@@ -219,6 +219,7 @@ class Collector:
             self._trouble = self._trouble or time.monotonic()
         elif kind == "at":
             self._at.setdefault(str(message["stage"]), set()).add(rank)
+            one["waits"] = True
             one["done"] = message["stage"] == "run"
             self._advance()
 

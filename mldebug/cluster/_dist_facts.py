@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mldebug.cluster._dist_net import backend_address, interfaces
+from mldebug.cluster._dist_topology import topology
 from mldebug.cluster._dist_wire import listen, resolve
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def facts(device: Device) -> dict[str, Any]:
 
     mapped = _mapped()
     return {
+        "topology": topology(device.facts()["uuid"]) if device.kind == "cuda" else {},
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda or torch.version.hip or ""),

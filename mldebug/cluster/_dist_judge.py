@@ -14,6 +14,7 @@ from typing import Any
 
 from mldebug.cluster._dist_agree import Difference, differences
 from mldebug.cluster._dist_evidence import Evidence
+from mldebug.cluster._dist_odd import odd_settings
 from mldebug.cluster._dist_reach import unreachable
 from mldebug.cluster._dist_wrong import wrong_contents
 
@@ -244,20 +245,21 @@ def _behind(evidence: Evidence) -> list[Culprit]:
     ranks = [(rank, one) for rank, one in _ranks(evidence) if not one["done"]]
     if not ranks:
         return []
-    least, most = min(one["step"] for _, one in ranks), max(one["step"] for _, one in ranks)
-    if least < most or any(one["done"] for _, one in _ranks(evidence)):
-        return [
-            _of_rank(evidence, rank, "behind", f"did not get on for {one['age']:.0f} s, and others wait for it")
-            for rank, one in ranks
-            if one["step"] == least
-        ]
-    phase = ranks[0][1]["phase"]
-    ages = [one["age"] for _, one in ranks]
-    out = [rank for rank, one in ranks if one["stack"] and not _WAITS.search(one["stack"])]
-    if out and any(_WAITS.search(one["stack"]) for _, one in ranks):
+    places = {rank: (one["step"], one["waits"]) for rank, one in ranks}  # who waits for the others is through a phase
+    least = min(places.values())
+    apart = len(set(places.values())) > 1 or len(ranks) < len(evidence["ranks"])
+    last = [(rank, one) for rank, one in ranks if places[rank] == least]
+    phase = last[0][1]["phase"]
+    # Who has come to the collective waits in it; who hangs on the way to it does something else.
+    out = [rank for rank, one in last if one["stack"] and not _WAITS.search(one["stack"])]
+    if out and len(last) > 1 and any(_WAITS.search(one["stack"]) for _, one in last):
         return [
             _of_rank(evidence, rank, "behind", f"is not in {phase} itself yet, and others wait for it") for rank in out
         ]
+    if apart:
+        why = "did not get on for {:.0f} s, and others wait for it"
+        return [_of_rank(evidence, rank, "behind", why.format(one["age"])) for rank, one in last]
+    ages = [one["age"] for _, one in ranks]
     late = [rank for rank, one in ranks if one["age"] < min(ages) + 0.2 and max(ages) - min(ages) > 2.0]
     if late:
         return [
@@ -278,6 +280,7 @@ def _unlike(evidence: Evidence, unlike: list[Difference]) -> Iterator[Culprit]:
 
 
 def _notes(evidence: Evidence) -> Iterator[str]:
+    yield from odd_settings(evidence)
     for check, why in evidence["left_out"]:
         yield f"left out: {check}: {why}"
     if evidence["ended"] == "interrupted":

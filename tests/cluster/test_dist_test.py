@@ -24,6 +24,7 @@ from mldebug.core.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "dist_test.py"
+ALL = "all_reduce all_gather reduce_scatter all_to_all broadcast reduce gather scatter send_recv".split()
 QUICK = ("--nproc", "3", "--backend", "gloo", "--bytes", "4,64K", "--json")
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 pytestmark = pytest.mark.timeout(240)
@@ -63,10 +64,19 @@ def test_all_is_well_and_every_collective_was_tried(run_python: Run, tmp_path: P
 
 # Fault -> (kind, rank, a word of the reason, the phase)
 FAULTS = {
-    "stopped in a collective": ({"ranks": [2], "at": "all_reduce bf16 64", "do": "stop"}, "stopped", 2, "SIGSTOP", "all_reduce bf16 64 KiB"),
-    "stuck before a collective": ({"ranks": [0], "at": "broadcast fp32", "do": "wait"}, "behind", 0, "itself yet", "broadcast fp32 4 B"),
-    "killed in a collective": ({"ranks": [1], "at": "all_gather", "do": "kill"}, "dead", 1, "SIGKILL", "all_gather fp32 4 B"),
-    "one wrong value": ({"ranks": [1], "do": "corrupt"}, "wrong contents", 1, "sent wrong data to ranks 0, 2", "broadcast fp32 4 B"),
+    "stopped in a collective": (
+        {"ranks": [2], "at": "all_reduce bf16 64", "do": "stop"}, "stopped", 2, "SIGSTOP", "all_reduce bf16 64 KiB",
+    ),
+    "stuck before a collective": (
+        {"ranks": [0], "at": "broadcast fp32", "do": "wait"}, "behind", 0, "itself yet", "broadcast fp32 4 B",
+    ),
+    "stuck in its facts": ({"ranks": [1], "at": "facts", "do": "wait"}, "behind", 1, "did not get on", "facts"),
+    "killed in a collective": (
+        {"ranks": [1], "at": "all_gather", "do": "kill"}, "dead", 1, "SIGKILL", "all_gather fp32 4 B",
+    ),
+    "one wrong value": (
+        {"ranks": [1], "do": "corrupt"}, "wrong contents", 1, "sent wrong data to ranks 0, 2", "broadcast fp32 4 B",
+    ),
 }  # fmt: skip
 
 
@@ -151,6 +161,7 @@ def test_a_killed_launcher_leaves_no_ranks() -> None:
     assert left() == []
 
 
+WAITS = '{"ranks": [1], "at": "init", "do": "wait"}'
 ENV = {"OMP_NUM_THREADS": "1"}
 
 
@@ -297,5 +308,8 @@ def test_the_collector_minds_no_strangers() -> None:
 
 
 def test_importing_the_room_loads_no_torch(run_python: Run) -> None:
-    source = "import sys; from mldebug.cluster import dist_test; import mldebug.cluster._dist_node, mldebug.cluster._dist_rank; print('torch' in sys.modules)"
+    source = (
+        "import sys; from mldebug.cluster import dist_test; import mldebug.cluster._dist_node, mldebug.cluster._dist_rank\n"
+        "print('torch' in sys.modules)"
+    )
     assert run_python(source).stdout == "False\n"
