@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _MOST = 1 << 20  # characters without a newline that are kept
-# Attributes of ours; others are set on the stream beneath. wandb replaces `write` of sys.stdout by a function that calls
-# the one of before: it stands before ours.
+# Attributes of ours; others are set on the stream beneath. wandb replaces `write` of sys.stdout by a function that
+# calls the one of before: it stands before ours.
 _OURS = ("_mldebug_stream", "_show", "_parts", "ended", "write", "writelines", "flush", "close")
 
 

@@ -60,7 +60,9 @@ def logs(
     def out(entry: Entry) -> None:
         text = entry.text
         half = len(text) // 2
-        if half > 5 and text[:half] == text[half:]:  # two writers met: the line break of the first came later
+        if (
+            half > 5 and text[:half] == text[half:] and len(set(text[:half])) > 3
+        ):  # no ruler; two writers met: the line break of the first came later
             reading.broken += 1
         if eager:
             if wanted_text is not None and not wanted_text.search(text.decode("utf-8", "replace")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 
 from mldebug.ranks._logs_source import Source
@@ -11,6 +12,7 @@ from mldebug.ranks._logs_source import Source
 MARKS = (
     b"Traceback", b"Watchdog caught", b"last enqueued", b"Fatal Python", b"egmentation fault", b"terminate called",
     b"Bus error", b"oom", b"OOM", b"Killed", b"exitcode", b"srun: error", b"CANCELLED", b"NCCL WARN", b"core dumped",
+    b"exits with return code",
 )  # fmt: skip
 
 _WATCHDOG = re.compile(rb"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
@@ -22,15 +24,20 @@ _EVENTS = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
         (rb"Fatal Python error: ([^\n]{1,80})", "Fatal Python error: %s"),
+        (rb"srun: error: (\S+: tasks? [\d,-]+: [^\n]{1,60})", "srun: %s"),
+        (rb"^Killed$|: line \d+: +\d+ Killed ", "killed (SIGKILL: the OOM killer, or kill -9)"),
         (rb"[Ss]egmentation fault", "segmentation fault"),
         (rb"Bus error", "bus error (a full /dev/shm is the usual reason)"),
         (rb"terminate called after throwing an instance of '([^']*)'", "C++ exception %s ended it"),
         (rb"oom[-_ ]kill|Out of memory: Killed|OOM Killed|OOMKilled", "killed for want of memory (OOM)"),
-        (rb"srun: error: (\S+: tasks? [\d,-]+: [^\n]{1,60})", "srun: %s"),
         (rb"CANCELLED AT \S+ (DUE TO [A-Z ]+)", "SLURM cancelled the job %s"),
         (rb"NCCL WARN ([^\n]{1,160})", "NCCL WARN %s"),
     )
 )
+_TASK = re.compile(r"srun: (\S+): task (\d+): (.*)")
+_DEEPSPEED = re.compile(rb"(?:--local_rank=(\d+).*)?exits with return code = (-?\d+)")
+_GRAVE = re.compile(r"\bOOM\b|Out Of Memory")
+_LATE = re.compile(r"^srun: .*: (?:Terminated|Killed|Exited with exit code 143)")
 _SIGNALS = {
     -9: "SIGKILL: the OOM killer, or kill -9",
     -11: "SIGSEGV",
@@ -42,18 +49,23 @@ _SIGNALS = {
 
 @dataclass
 class Failure:
-    """One rank in the summary that torchrun prints at the end."""
+    """One rank in the summary that torchrun prints at the end, or a task of which srun says how it ended."""
 
     rank: int
     host: str = ""
     time: str = ""
     exitcode: int | None = None
     first: bool = False  # torchrun's "root cause": the failure that it saw first
+    launcher: str = "torchrun"
+    said: str = ""  # by srun
 
     @property
     def words(self) -> str:
-        why = f" ({_SIGNALS[self.exitcode]})" if self.exitcode in _SIGNALS else ""
-        return f"exit code {self.exitcode}{why}"
+        return self.said or f"exit code {_with_signal(self.exitcode)}"
+
+
+def _with_signal(code: int | None) -> str:
+    return f"{code} ({_SIGNALS[code]})" if code in _SIGNALS else str(code)
 
 
 class Ends:
@@ -80,13 +92,33 @@ class Ends:
         found = _FAILED.search(text)
         if found:
             self.launcher_said = True
+        found = _DEEPSPEED.search(text)
+        if found:
+            who = f"local rank {int(found[1])}" if found[1] else "a rank"
+            self._event(f"DeepSpeed: {who} exits with return code {_with_signal(int(found[2]))}", source)
         for pattern, words in _EVENTS:
             found = pattern.search(text)
             if found:
-                said = words % found[1].decode("utf-8", "replace") if found.groups() else words
-                if said in self.events or len(self.events) < 100:
-                    self.events[said] = self.events.get(said, 0) | source.bit
+                self._event(words % found[1].decode("utf-8", "replace") if found.groups() else words, source)
                 break
+
+    def _event(self, said: str, source: Source) -> None:
+        if said in self.events or len(self.events) < 100:
+            self.events[said] = self.events.get(said, 0) | source.bit
+
+    def settle(self, ranks: Container[int]) -> None:
+        """At the end: what is grave comes first; and where tasks of srun are ranks (`ranks` are those of which there
+        are lines), and no torchrun has spoken, they are known failures."""
+        order = sorted(self.events, key=lambda said: (bool(_LATE.match(said)), not _GRAVE.search(said)))
+        self.events = {said: self.events[said] for said in order}
+        if self.launcher_said:
+            return
+        for said in order:
+            found = _TASK.match(said)
+            if found and int(found[2]) in ranks and not _LATE.match(said):
+                number = int(found[2])
+                failure = Failure(number, found[1], first=not self.failures, launcher="srun", said=found[3])
+                self.failures.setdefault(number, failure)
 
     def read_summary(self, lines: list[bytes]) -> None:
         """The block that torchrun prints with its ChildFailedError."""

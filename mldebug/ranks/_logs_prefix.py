@@ -20,7 +20,7 @@ _FIELDS = {
     "host": _HOST,
     "pod": r"[\w.-]+",
     "node": r"node\d+",
-    "worker": r"[^()\n]+",
+    "worker": r"[^()\n]+ pid=\d+(?:, ip=[\d.]+)?",
 }
 _WORDS = re.compile(rb"(?i)^(?:\w*(?:error|warning|exception|interrupt)|info|debug|warn|note|hint|fatal|critical|https?"
                     rb"|(?:std)?(?:out|err)|file|usage|loss|epoch|step)$")  # fmt: skip
@@ -48,7 +48,7 @@ FORMATS = (
     Format("[host:3]", r"\[<host>:<rank>\] ?"),
     Format("[node0]", r"\[<node>\] ?"),  # of `mldebug emulate`
     Format("[pod/x-3/container]", r"\[pod/<pod>/[\w.-]+\] ?"),
-    Format("(Worker pid=4711)", r"\(<worker> pid=\d+(?:, ip=[\d.]+)?\) ?"),
+    Format("(Worker pid=4711)", r"\(<worker>\) ?"),
     Format("[3]:", r"\[<rank>\]:? ?", weak=True),
     Format("3:", r" *<rank>:(?: |$)", weak=True),
     Format("host 3:", r"<host> <rank>:(?: |$)", weak=True),
@@ -135,8 +135,7 @@ def recognise(sample: list[bytes]) -> Prefixes:
     node = False
     for one in FORMATS:
         if one.weak and len(lines) > 1 and (found := _mostly(lines, one)):
-            inner = Prefixes(strong).match
-            node = any(inner(hit.string[hit.end() :]) for hit in found)
+            node = _are_nodes(found, Prefixes(strong))
             if node or one.name == "host:" or len({int(hit["rank"]) for hit in found}) > 1:
                 chosen.append(_spaced(one, lines))
                 break  # one of these at most: `host:` would also match what `host 3:` does
@@ -209,7 +208,7 @@ def _spaced(one: Format, lines: list[bytes]) -> Format:
     tight = Format(one.name, one.pattern[:-2], one.weak)
     match = tight.compiled().match
     followed = {line[hit.end() : hit.end() + 1] for line in lines if (hit := match(line))}
-    return one if followed <= {b" ", b""} else tight
+    return one if followed <= {b" ", b"", b"["} else tight  # torch writes `[rank3]: text` and `[rank3]:[E1128 ...`
 
 
 def _filled(pattern: str, named: bool) -> str:
@@ -229,7 +228,19 @@ def _mostly(lines: list[bytes], one: Format) -> list[re.Match[bytes]]:
         return found if len(hosts) * 2 <= len(found) and not any(_WORDS.match(host) for host in hosts) else []
     if one.name == "host 3:" and not all(re.search(rb"\d", hit["host"]) for hit in found):
         return []  # `Epoch 3:`
+    numbers = [int(hit["rank"]) for hit in found]
+    if numbers == sorted(numbers) and len(numbers) < 5 * len(set(numbers)):
+        return []  # they count: items, steps, rows of a table
     return found
+
+
+def _are_nodes(found: list[re.Match[bytes]], inner: Prefixes) -> bool:
+    """Whether the numbers that srun puts in front are those of nodes: what comes then names other ranks."""
+    for hit in found:
+        within = inner.match(hit.string[hit.end() :])
+        if within is not None and ("rank" not in hit.groupdict() or inner.who(within[1]).rank != int(hit["rank"])):
+            return True
+    return False
 
 
 def ranks_of_names(paths: list[str]) -> list[int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -134,11 +135,13 @@ class LogsReport(Report):
             kinds = f"{_count(len(self.tracebacks), 'kind')} of traceback"
             head = f"{kinds}, and none is the cause: all felt the end of another rank"
             if odd:
-                head += f"; look at {_brackets(odd[0].ranks)}, which left no traceback"
-        elif not self.ok:
-            head = "no traceback, but not all ended well"
+                by = next((one["launcher"] for one in self.failures if one["rank"] in odd[0].ranks), "")
+                ended = f" ({odd[0].ended}, says {by})" if by else ""
+                head += f"; look at {_brackets(odd[0].ranks)}, which left no traceback{ended}"
+            elif self.events:
+                head += f"; {self._ends()[0]}"
         else:
-            head = "no traceback"
+            head = "; ".join(["no traceback", *self._ends()[:1]])
         return [*_wrap(head, width), *_wrap(about, width)]
 
     def _causes(self, width: int) -> list[str]:
@@ -178,19 +181,7 @@ class LogsReport(Report):
                 said.append(f"no traceback: {_brackets(one.ranks)}{ended}{last}")
             if len(self.silent) > 8:
                 said.append(f"no traceback: {len(self.silent) - 8} more groups of ranks; --json has them")
-        first = [one for one in self.failures if one["first"]]
-        if first:
-            said.append(
-                "torchrun saw first: "
-                + ", ".join(f"rank {one['rank']} on {one['host']}, {one['ended']}" for one in first)
-            )
-        for late in self.timeouts:
-            missing = f"; not on {_brackets(late['missing'])}" if late["missing"] else ""
-            what = f"{late['op']} number {late['seq']} timed out on {_brackets(late['ranks'])}"
-            said.append(f"NCCL's watchdog: {what}{missing}")
-        for event in self.events[:12]:
-            named = event["ranks"] or event["others"] != (NOBODY,)
-            said.append(f"{event['said']}: {_who(event['ranks'], event['others'])}" if named else event["said"])
+        said += self._ends()
         if self.broken:
             looks = "looks" if self.broken == 1 else "look"
             hint = "print with printflock (`mldebug printflock -- train.py`)"
@@ -200,6 +191,22 @@ class LogsReport(Report):
         said += self.notes
         lines = [line for one in said for line in _wrap(one, width, subsequent_indent="    ")]
         return ["", *lines] if lines else []
+
+    def _ends(self) -> list[str]:
+        """How it ended, as launchers, NCCL and the system tell it; what is most likely the reason comes first."""
+        said = [
+            f"{one['launcher']} saw first: rank {one['rank']} on {one['host']}, {one['ended']}"
+            for one in self.failures
+            if one["first"]
+        ]
+        for late in self.timeouts:
+            missing = f"; not on {_brackets(late['missing'])}" if late["missing"] else ""
+            what = f"{late['op']} number {late['seq']} timed out on {_brackets(late['ranks'])}"
+            said.append(f"NCCL's watchdog: {what}{missing}")
+        for event in self.events[:12]:
+            named = event["ranks"] or event["others"] != (NOBODY,)
+            said.append(f"{event['said']}: {_who(event['ranks'], event['others'])}" if named else event["said"])
+        return said
 
 
 def folded_text(line: FoldedLine) -> str:
@@ -212,8 +219,9 @@ def folded_text(line: FoldedLine) -> str:
 
 def make_report(reading: _Reading, folded: tuple[FoldedLine, ...]) -> LogsReport:
     """The report of what was read."""
-    names = _Names(reading.sources.all)
+    names = _Names(reading)
     ends = reading.ends
+    ends.settle(names.every)
     kinds = [kind for kind in reading.kinds.all.values() if not kind.launcher]
     first = next((one.rank for one in ends.failures.values() if one.first), None)
     timed = all(kind.time for kind in kinds) and len({len(kind.time) for kind in kinds}) == 1
@@ -260,9 +268,11 @@ def make_report(reading: _Reading, folded: tuple[FoldedLine, ...]) -> LogsReport
 class _Names:
     """From the bits of sources to ranks, once all is known of them."""
 
-    def __init__(self, sources: list[Source]) -> None:
-        self._sources = sources
-        self.every = tuple(sorted({one.rank for one in sources if one.rank is not None and one.last and one.wanted}))
+    def __init__(self, reading: _Reading) -> None:
+        self._sources = sources = reading.sources.all
+        spoke = {one.rank for one in sources if one.rank is not None and one.last and one.wanted}
+        traced = {rank for kind in reading.kinds.all.values() for rank in self.ranks(kind.mask)}
+        self.every = tuple(sorted(spoke | traced))
 
     def _of(self, mask: int) -> list[Source]:
         return [one for one in self._sources if mask & one.bit]
@@ -341,7 +351,17 @@ def _decoded(text: object) -> str:
 
 def _who(ranks: tuple[int, ...], others: tuple[str, ...]) -> str:
     parts = [_brackets(ranks)] if ranks else []
-    return " ".join([*parts, *others])
+    alike: dict[tuple[str, str, str], list[int]] = {}  # job-worker-0 and job-worker-1 are job-worker-[0-1]
+    for one in others:
+        found = re.fullmatch(r"(.*\D|)(0|[1-9]\d{0,5})(\D*)", one, re.S)
+        key = (found[1], found[2], found[3]) if found else (one, "", "")
+        alike.setdefault((key[0], "#" if found else "", key[2]), []).append(int(key[1] or -1))
+    names = [
+        f"{before}{(_brackets(numbers) if len(numbers) > 1 else numbers[0]) if mark else ''}{after}"
+        for (before, mark, after), numbers in alike.items()
+    ]
+    more = [f"and {len(names) - 3} more"] if len(names) > 4 else []
+    return " ".join([*parts, *(names[:3] if more else names), *more])
 
 
 def _brackets(ranks: Any) -> str:

@@ -78,7 +78,7 @@ def test_prefixes_that_launchers_write(tmp_path: Path, prefix: str) -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "who"),
-    [("node-{n}: ", "node-{n}"), ("[pod/job-{n}/main] ", "job-{n}"), ("(Worker pid=40{n}) ", "Worker")],
+    [("node-{n}: ", "node-{n}"), ("[pod/job-{n}/main] ", "job-{n}"), ("(Worker pid=40{n}) ", "Worker pid=40{n}")],
 )
 def test_prefixes_that_name_no_rank_name_their_writer(tmp_path: Path, prefix: str, who: str) -> None:
     text = "".join(f"{prefix.format(n=number)}step {step}\n" for step in range(5) for number in (1, 2))

@@ -1,0 +1,160 @@
+"""What the first line of `mldebug logs` says: which rank, what, why; in logs as launchers really leave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mldebug.ranks import LogsReport, logs
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/app/train.py", line 9, in <module>
+    main()
+{exception}"""
+OOM = TRACEBACK.format(exception="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has")
+CLOSED = TRACEBACK.format(exception="RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:4000")
+WATCHDOG = "[E1128 10:00:00.123 ProcessGroupNCCL.cpp:629] [Rank {}] Watchdog caught collective operation timeout: "
+WATCHDOG += "WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600021 milliseconds\n"
+SUMMARY = """\
+Traceback (most recent call last):
+  File "/bin/torchrun", line 8, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-28_09:55:38
+  host      : n1
+  rank      : 5 (local_rank: 5)
+  exitcode  : -9 (pid: 20692)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 20692
+============================================================
+"""
+
+
+def read(tmp_path: Path, text: str) -> LogsReport:
+    (tmp_path / "job.log").write_text(text)
+    return logs(tmp_path / "job.log")
+
+
+def head(report: LogsReport) -> str:
+    """The first words, up to what was read."""
+    return " ".join(report.text().split()).partition(" lines, ")[0].rpartition(",")[0]
+
+
+def prefixed(prefix: str, text: str) -> str:
+    return "".join(f"{prefix}{line}\n" for line in text.splitlines())
+
+
+def steps(prefix: str, ranks: int) -> str:
+    return "".join(f"{prefix.format(rank)}step {step} loss 2.5\n" for step in range(9) for rank in range(ranks))
+
+
+def test_out_of_memory_on_one_rank_and_the_watchdog_on_the_others(tmp_path: Path) -> None:
+    """torch writes `[rank3]: ` before its tracebacks, and `[rank0]:[E1128` before the lines of C++."""
+    watchdogs = "".join(f"[rank{rank}]:" + WATCHDOG.format(rank) for rank in (0, 1, 2, 4))
+    report = read(tmp_path, "step 1\n" + prefixed("[rank3]: ", OOM) + watchdogs)
+    assert [(one.ranks, one.text, one.whole) for one in report.tracebacks] == [((3,), OOM, True)]
+    assert report.ranks == (0, 1, 2, 3, 4)
+    assert report.timeouts[0]["missing"] == (3,)
+    assert "[3]: torch.OutOfMemoryError: CUDA out of memory" in head(report)
+
+
+def test_tracebacks_of_torch_under_srun(tmp_path: Path) -> None:
+    """One process a task: `9: ` and `[rank9]:` say the same."""
+    text = steps("{:>2}: ", 12)
+    for rank in (*range(9), 10, 11):
+        text += prefixed(f"{rank:>2}: [rank{rank}]: ", CLOSED)
+    text += "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.\n"
+    text += "srun: error: node0: tasks 0-7: Terminated\nsrun: error: node1: task 9: Out Of Memory\n"
+    report = read(tmp_path, text)
+    assert report.ranks == tuple(range(12))
+    assert report.folded[0].ranks == tuple(range(12))
+    assert "look at [9], which left no traceback (Out Of Memory, says srun)" in head(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (steps("[default{}]:", 8) + SUMMARY,
+         "no traceback; torchrun saw first: rank 5 on n1, exit code -9 (SIGKILL: the OOM killer, or kill -9)"),
+        (steps("{}: ", 4) + "2: no such file: /data\nsrun: error: n1: tasks 0-1,3: Terminated\n"
+         "srun: error: n1: task 2: Exited with exit code 1\n",
+         "no traceback; srun saw first: rank 2 on n1, Exited with exit code 1"),
+        (steps("{}: ", 4) + "srun: error: n1: task 2: Segmentation fault (core dumped)\n",
+         "no traceback; srun saw first: rank 2 on n1, Segmentation fault (core dumped)"),
+        ("step 1\nsrun: error: n1: task 2: Segmentation fault\n", "no traceback; srun: n1: task 2: Segmentation fault"),
+        (steps("{}: ", 4) + "3: Fatal Python error: Bus error\n", "no traceback; Fatal Python error: Bus error: [3]"),
+        ("step 1\nslurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-28T10:00:00 DUE TO TIME LIMIT ***\n",
+         "no traceback; SLURM cancelled the job DUE TO TIME LIMIT"),
+        ("step 1\nKilled\n", "no traceback; killed (SIGKILL: the OOM killer, or kill -9)"),
+        ("a\n/job/slurm_script: line 12: 4711 Killed                  python train.py\n",
+         "no traceback; killed (SIGKILL: the OOM killer, or kill -9)"),
+        ("[2026-11-28 10:00:10,001] [ERROR] [launch.py:325:sigkill_handler] ['python', 'train.py', '--local_rank=3'] "
+         "exits with return code = -9\n",
+         "no traceback; DeepSpeed: local rank 3 exits with return code -9 (SIGKILL: the OOM killer, or kill -9)"),
+        ("".join(f"[rank{rank}]:" + WATCHDOG.format(rank) for rank in (0, 1, 3)) + "[rank2]: saving\n",
+         "no traceback; NCCL's watchdog: ALLREDUCE number 1580 timed out on [0-1,3]; not on [2]"),
+    ],
+    ids=["torchrun", "srun", "srun-segv", "srun-no-ranks", "fatal", "slurm", "killed", "bash", "deepspeed", "nccl"],
+)  # fmt: skip
+def test_an_end_without_a_traceback(tmp_path: Path, text: str, said: str) -> None:
+    report = read(tmp_path, text)
+    assert head(report).startswith(said)
+    assert not report.ok
+
+
+def test_the_rank_that_srun_names_has_its_last_line_shown(tmp_path: Path) -> None:
+    text = steps("{}: ", 4) + "2: no such file: /data\nsrun: error: n1: task 2: Exited with exit code 1\n"
+    said = " ".join(read(tmp_path, text).text().split())
+    assert "no traceback: [2], Exited with exit code 1; last line: no such file: /data" in said
+
+
+def test_with_torchrun_under_srun_a_task_is_a_node(tmp_path: Path) -> None:
+    text = "".join(f"{rank // 4}: [default{rank % 4}]:step {step}\n" for step in range(9) for rank in range(8))
+    report = read(tmp_path, text + "srun: error: n1: task 1: Exited with exit code 1\n")
+    assert head(report).startswith("no traceback; srun: n1: task 1: Exited with exit code 1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"{number}: item {number * 7}\n" for number in range(200)),
+        "".join(f"[{number}] loading shard-{number}.bin\n" for number in range(200)),
+        "".join(f"{number}: train 2.5\n{number}: valid 2.7\n" for number in range(50)),
+    ],
+    ids=["0:", "[0]", "twice"],
+)
+def test_lines_with_a_number_are_no_ranks(tmp_path: Path, text: str) -> None:
+    report = read(tmp_path, text)
+    assert (report.ranks, report.prefixes) == ((), ())
+
+
+def test_a_sorted_log_of_ranks_has_ranks(tmp_path: Path) -> None:
+    text = "".join(f"{rank}: step {step}\n" for rank in range(4) for step in range(20))
+    assert read(tmp_path, text).ranks == (0, 1, 2, 3)
+
+
+def test_a_ruler_is_not_interleaved(tmp_path: Path) -> None:
+    assert read(tmp_path, f"a\n{'-' * 80}\n{'=-' * 40}\nb\n").broken == 0
+
+
+def test_workers_of_ray_are_told_apart(tmp_path: Path) -> None:
+    """They all have one name."""
+    workers = [f"(RayTrainWorker pid={4711 + number}, ip=10.0.0.{number}) " for number in range(8)]
+    text = "".join(f"{worker}step {step}\n" for step in range(9) for worker in workers)
+    report = read(tmp_path, text + prefixed(workers[2], OOM))
+    assert "RayTrainWorker pid=4713, ip=10.0.0.2: torch.OutOfMemoryError" in head(report)
+    assert report.folded[0].who == (
+        "RayTrainWorker pid=4711, ip=10.0.0.0 RayTrainWorker pid=4712, ip=10.0.0.1 "
+        "RayTrainWorker pid=4713, ip=10.0.0.2 and 5 more"
+    )
+
+
+def test_pods_that_say_the_same_are_told_by_their_numbers(tmp_path: Path) -> None:
+    text = "".join(f"[pod/job-worker-{n}/main] step {step}\n" for step in range(9) for n in range(64) if n != 7)
+    assert read(tmp_path, text).folded[0].who == "job-worker-[0-6,8-63]"
