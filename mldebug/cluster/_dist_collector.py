@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -54,6 +56,8 @@ class Collector:
         self.listener = listener
         self.judge = judge
         self.shown = False
+        self.report: dict[str, Any] = {}
+        self._judged = threading.Event()
         self.evidence = empty(config.world, config.backend, config.timeout)
         self.evidence["collector"] = {
             "host": socket.gethostname(), "pid": os.getpid(), "port": listener.getsockname()[1],
@@ -78,16 +82,19 @@ class Collector:
         """A host on which no ranks could be started. May be called from another thread."""
         self.evidence["hosts"][host] = why
 
-    def interrupt(self) -> None:
-        """End the test with what was seen. May be called from another thread."""
+    def interrupt(self) -> dict[str, Any]:
+        """End the test now, from another thread: the report of what was seen, {} if it does not come in a second."""
         self._stage = "interrupted"
+        self._judged.wait(1.0)
+        return self.report
 
     def run(self) -> dict[str, Any]:
         self._selector.register(self.listener, selectors.EVENT_READ)
+        _allow_files(4 * self.config.world + 128)
         try:
             while not (why := self._over()):
                 self._turn(_TICK)
-            if why != "done":
+            if why not in ("done", "interrupted"):
                 self._ask_for_stacks()
             report = self._finish(why)
             self._tell(report)
@@ -328,13 +335,17 @@ class Collector:
 
     def _finish(self, why: str) -> dict[str, Any]:
         self.evidence["ended"] = why
-        return self.judge(self._aged())
+        self.report = self.judge(self._aged())
+        self._judged.set()
+        return self.report
 
     def _tell(self, report: dict[str, Any]) -> None:
         """Give everybody the report, and leave once rank 0 has shown it and all others are gone, or late.
 
         All but rank 0 get it without the evidence, which is large in a large job.
         """
+        self._selector.unregister(self.listener)  # who comes now is of another test of the same job
+        self.listener.close()
         for wire in list(self._wires):
             whole = wire is self._of.get(0)
             self._send(wire, {"t": "end", "report": report if whole else {**report, "evidence": {}}})
@@ -352,6 +363,15 @@ class Collector:
             wire.send(message)
         except Gone as exc:
             self._lost(wire, str(exc))
+
+
+def _allow_files(count: int) -> None:
+    """A connection is an open file, and the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        with contextlib.suppress(OSError, ValueError):
+            most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _number(item: tuple[str, Any]) -> int:

@@ -22,7 +22,7 @@ class Device:
 
     def __init__(self, backend: str, local_rank: int) -> None:
         self.kind = _kind(backend)
-        self.backend = _BACKENDS[self.kind] if backend == "auto" else backend
+        self.backend = _BACKENDS[self.kind] if backend in ("auto", "rccl") else backend  # torch calls RCCL nccl
         self.module: Any = getattr(torch, self.kind)
         self.index = 0
         if self.kind != "cpu":

@@ -13,12 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mldebug.cluster._dist_collector import Collector
 from mldebug.cluster._dist_local import devices_here
 from mldebug.cluster._dist_node import Node, Unheard, ends_on_sigterm
-from mldebug.cluster._dist_report import DistTestReport, make_report, read_report
+from mldebug.cluster._dist_report import DistTestReport, read_report
 from mldebug.cluster._dist_where import Where, own_addresses
 from mldebug.cluster._dist_wire import listen
 from mldebug.core.errors import MldebugError, UsageError
@@ -60,8 +60,7 @@ def launch_hosts(options: Options, show: Callable[[DistTestReport], None] | None
         }  # fmt: skip
         words = [options.python or sys.executable, "-m", "mldebug.cluster._dist_hosts", json.dumps(told)]
         commands[host] = ssh_command(host, words, options.timeout, options.ssh)
-    found: list[dict[str, Any]] = []
-    thread = threading.Thread(target=lambda: found.append(collector.run()), name="mldebug-collector", daemon=True)
+    thread = threading.Thread(target=collector.run, name="mldebug-collector", daemon=True)
     thread.start()
     clients = {}
     with ends_on_sigterm():
@@ -74,13 +73,13 @@ def launch_hosts(options: Options, show: Callable[[DistTestReport], None] | None
                         collector.host_failed(client.host, why)
                 time.sleep(0.1)
         except KeyboardInterrupt:
-            collector.interrupt()
-            thread.join(3.0)
+            if (told := collector.interrupt()) and show is not None:
+                show(read_report(told, options.verbose))
             raise
         finally:
             for client in clients.values():
                 client.end()
-    report = read_report(found[0], options.verbose) if found else make_report(collector.evidence, options.verbose)
+    report = read_report(collector.report, options.verbose)
     if show is not None:
         show(report)
     return report

@@ -37,7 +37,9 @@ def backend_address(backend: str, env: Mapping[str, str] = os.environ) -> str:
     """
     there = {name: told["addresses"] for name, told in interfaces().items() if told["addresses"]}
     if backend in ("nccl", "rccl"):
-        allowed = [name for name in sorted(there, key=_rank_of) if _allows(env.get("NCCL_SOCKET_IFNAME", ""), name)]
+        allowed = [
+            name for name in sorted(there, key=_rank_of) if allows(backend, env.get("NCCL_SOCKET_IFNAME", ""), name)
+        ]
         return there[allowed[0]][0] if allowed else _of_hostname()
     if name := env.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
         return there[name][0] if name in there else _of_hostname()
@@ -63,10 +65,12 @@ def _rank_of(name: str) -> tuple[int, int]:
     return kind, 0
 
 
-def _allows(setting: str, name: str) -> bool:
-    """What NCCL_SOCKET_IFNAME means: `eth,ib` prefixes, `=eth0` whole names, `^docker` all but these."""
+def allows(backend: str, setting: str, name: str) -> bool:
+    """What the settings mean: gloo's is a name; NCCL's are `eth,ib` prefixes, `=eth0` names, `^docker` all others."""
     if not setting:
         return True
+    if backend not in ("nccl", "rccl"):
+        return name == setting
     negative = setting.startswith("^")
     setting = setting.removeprefix("^")
     exact = setting.startswith("=")

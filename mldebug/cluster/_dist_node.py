@@ -73,8 +73,12 @@ class Node:
         self._stacks: list[tuple[int, str]] = []
         self._beat = 0.0
 
-    def run(self, show: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
-        """`show(report)` is called for rank 0, while the others are still there."""
+    def run(
+        self,
+        show: Callable[[dict[str, Any]], None] | None = None,
+        interrupted: Callable[[], None] | None = None,
+    ) -> dict[str, Any]:
+        """`show(report)` is called for rank 0, while the others are still there; `interrupted()` at Ctrl-C likewise."""
         with ends_on_sigterm():
             try:
                 self._start()
@@ -88,6 +92,10 @@ class Node:
                     self._let_end()
                 self._await_bye()
                 return report
+            except KeyboardInterrupt:
+                if interrupted is not None:
+                    interrupted()
+                raise
             finally:
                 self._stop()
 

@@ -6,12 +6,12 @@ from collections import Counter
 from typing import Any
 
 from mldebug.cluster._dist_evidence import Evidence
-from mldebug.cluster._dist_net import leads_nowhere
+from mldebug.cluster._dist_net import allows, leads_nowhere
 
 
 def unreachable(evidence: Evidence) -> list[tuple[int, str, str]]:
     """(rank, why, hint) for each rank to blame. A way that fails blames its end that has more ways that fail."""
-    nowhere = dict(_nowhere(evidence))
+    nowhere = {**dict(_nowhere(evidence)), **dict(_no_interface(evidence))}
     failed = [
         (int(name), link)
         for name, one in sorted(evidence["ranks"].items(), key=lambda item: int(item[0]))
@@ -44,6 +44,21 @@ def _nowhere(evidence: Evidence) -> list[tuple[int, tuple[str, str]]]:
         interface = next((name for name, about in told.items() if address in about["addresses"]), "")
         if why := leads_nowhere(str(address), interface):
             found.append((int(name), (f"would tell other hosts {address}, {why}{_cause(one)}", _interface_hint(one))))
+    return found
+
+
+def _no_interface(evidence: Evidence) -> list[tuple[int, tuple[str, str]]]:
+    """Ranks that were told to use an interface that they have not."""
+    found = []
+    for name, one in evidence["ranks"].items():
+        there = {name: about["addresses"] for name, about in one["facts"].get("interfaces", {}).items()}
+        setting, backend = _setting(one), str(one["facts"].get("backend", ""))
+        value = one["facts"].get("environment", {}).get(setting, "")
+        names = value.split(",") if setting.startswith("GLOO") else [value] if value else []
+        fits = [any(allows(backend, word, other) and there[other] for other in there) for word in names if word]
+        if there and not all(fits):
+            why = f"{setting}={value}, and there is no such interface with an address"
+            found.append((int(name), (f"{why}: there are {', '.join(sorted(there))}", _interface_hint(one))))
     return found
 
 

@@ -122,19 +122,19 @@ def _launch(options: Options, show: Show | None) -> DistTestReport:
     thread.start()
     shown: list[DistTestReport] = []
 
-    def keep(told: dict[str, Any]) -> None:
-        shown.append(read_report(told, options.verbose))
+    def keep(report: dict[str, Any]) -> None:
+        shown.append(read_report(report, options.verbose))
         if show is not None:
             show(shown[0])
 
+    def interrupted() -> None:
+        if (report := collector.interrupt()) and not shown:
+            keep(report)
+
     try:
-        node.run(keep)
+        node.run(keep, interrupted)
     except Unheard as exc:  # the thread failed: it says so itself, on stderr
         raise UsageError(exc.why, "run it again") from exc
-    except KeyboardInterrupt:
-        collector.interrupt()
-        thread.join(1.0)
-        raise
     thread.join(3.0)
     return shown[0]
 
