@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING
 from mldebug.core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from mldebug.cluster import (
+        DistTestReport,
+        DoctorReport,
+        PairsReport,
+        PairsVerdict,
+        dist_test,
+        doctor,
+        pair_matrix,
+    )
     from mldebug.core.errors import MldebugError
     from mldebug.hang import SpyReport, Verdict, WatchReport, collect, hang_watchdog, judge, mark, spy, watch
     from mldebug.numerics import (
@@ -56,6 +65,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DebugUnderflowOverflow",
+    "DistTestReport",
+    "DoctorReport",
     "EmulateReport",
     "Event",
     "LockedOutput",
@@ -65,6 +76,8 @@ __all__ = [
     "NumericsError",
     "NumericsReport",
     "PackReport",
+    "PairsReport",
+    "PairsVerdict",
     "SpyReport",
     "TinyDatasetReport",
     "TinyModelReport",
@@ -78,6 +91,8 @@ __all__ = [
     "check",
     "collect",
     "diagnose",
+    "dist_test",
+    "doctor",
     "emulate",
     "hang_watchdog",
     "judge",
@@ -87,6 +102,7 @@ __all__ = [
     "main_process_first",
     "mark",
     "pack",
+    "pair_matrix",
     "print_once",
     "printflock",
     "rank0_print",
@@ -103,6 +119,8 @@ __all__ = [
 # Public name -> the module that defines it. Type checkers read the imports above instead.
 _HOMES = {
     "DebugUnderflowOverflow": "mldebug.numerics",
+    "DistTestReport": "mldebug.cluster",
+    "DoctorReport": "mldebug.cluster",
     "EmulateReport": "mldebug.ranks",
     "Event": "mldebug.numerics",
     "LockedOutput": "mldebug.ranks",
@@ -112,6 +130,8 @@ _HOMES = {
     "NumericsError": "mldebug.numerics",
     "NumericsReport": "mldebug.numerics",
     "PackReport": "mldebug.tiny",
+    "PairsReport": "mldebug.cluster",
+    "PairsVerdict": "mldebug.cluster",
     "SpyReport": "mldebug.hang",
     "TinyDatasetReport": "mldebug.tiny",
     "TinyModelReport": "mldebug.tiny",
@@ -124,6 +144,8 @@ _HOMES = {
     "check": "mldebug.numerics",
     "collect": "mldebug.hang",
     "diagnose": "mldebug.numerics",
+    "dist_test": "mldebug.cluster",
+    "doctor": "mldebug.cluster",
     "emulate": "mldebug.ranks",
     "hang_watchdog": "mldebug.hang",
     "judge": "mldebug.hang",
@@ -133,6 +155,7 @@ _HOMES = {
     "main_process_first": "mldebug.ranks",
     "mark": "mldebug.hang",
     "pack": "mldebug.tiny",
+    "pair_matrix": "mldebug.cluster",
     "print_once": "mldebug.ranks",
     "printflock": "mldebug.ranks",
     "rank0_print": "mldebug.ranks",

@@ -34,6 +34,21 @@ COMMANDS = {
         "it hangs now and then, at night",
         "run a job, and say which rank holds it up as soon as it hangs",
     ),
+    "dist-test": (
+        "mldebug.cli._dist_test",
+        "a rank, a GPU or a host is bad, and the job only hangs",
+        "test all ranks and name who is missing, stopped, cut off or wrong",
+    ),
+    "pairs": (
+        "mldebug.cli._pairs",
+        "one GPU, node or link is slow, and nobody knows which",
+        "name the GPU, node or path that is bad, from the bandwidths of all pairs",
+    ),
+    "doctor": (
+        "mldebug.cli._doctor",
+        "is this machine fit to train on?",
+        "look at GPUs, links, limits and settings, and name what is bad",
+    ),
     "trace": (
         "mldebug.cli._trace",
         "it dies without a word",
