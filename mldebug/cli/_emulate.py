@@ -11,17 +11,18 @@ from mldebug.core.report import emit, write
 
 EPILOG = """\
 examples:
-  mldebug emulate --nodes 2 --gpus-per-node 4 -- torchrun --nproc-per-node 4 train.py
-  mldebug emulate --nodes 3 -- bash node.sh {node} {nodes} {master_addr} {master_port}
+  mldebug emulate --nodes 2 -- torchrun --nproc-per-node 4 train.py
+  mldebug emulate --nodes 3 -- bash node.sh {node} {nodes} {master_addr}
   mldebug emulate --plain -- accelerate launch --num_machines {nodes}
       --machine_rank {node} --main_process_ip {master_addr}
       --main_process_port {master_port} --num_processes 4 train.py
 
-The command runs once for each node. torchrun learns of the other nodes by itself
-(PET_ variables; its own options win); programs find NNODES, NODE_RANK, MASTER_ADDR
-and MASTER_PORT. As root, or where user namespaces are allowed, each node has a
-host name and a network of its own; else they are plain processes. Exit status:
-that of the first node that failed. Ctrl-C goes to all nodes, a second one kills."""
+The command runs once for each node. torchrun learns of the other nodes by
+itself (PET_ variables; its own options win); programs find NNODES, NODE_RANK,
+MASTER_ADDR and MASTER_PORT. As root, or where user namespaces are allowed, each
+node has a host name and a network of its own; else they are plain processes.
+Exit status: that of the first node that failed. Ctrl-C goes to all nodes, a
+second one kills."""
 
 
 class PARSER(ScriptParser):

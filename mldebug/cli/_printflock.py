@@ -23,12 +23,12 @@ examples:
   srun -l mldebug printflock --prefix '[{host}:{rank}]' -- -m project.train
   mldebug printflock --ranks 0,7 --no-prefix -- train.py
 
-The script needs no edit: its print, what it writes to stdout and stderr, and its
-logging come out in whole lines, with the host and the rank in front. Only the
-ranks of --ranks write to stdout; stderr is not cut. A line without its newline
-is held until the newline or a flush. What C code and subprocesses write is left
-as it is. The exit status is the script's own. --json prints the status as a
-document, and what the script prints to stdout goes to stderr."""
+The script needs no edit: its print, what it writes to stdout and stderr, and
+its logging come out in whole lines, with the host and the rank in front. Only
+the ranks of --ranks write to stdout; stderr is not cut. A line without its
+newline is held until the newline or a flush. What C code and subprocesses write
+is left as it is. The exit status is the script's own. --json prints the status
+as a document, and what the script prints to stdout goes to stderr."""
 
 
 def add_arguments(parser: Parser) -> None:
