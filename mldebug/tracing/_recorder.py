@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from mldebug.tracing._code import Lines
+from mldebug.tracing._dynamo import hide_from_dynamo
 from mldebug.tracing._files import warn
 from mldebug.tracing._pen import LineCallback, Pen
 from mldebug.tracing._safe_repr import arguments, safe_repr
@@ -56,6 +57,7 @@ class Recorder:
         self.engine: Engine | None = None
         self._selection = selection
         self._pen: Pen | None = None
+        self._hidden = hide_from_dynamo()
 
     def write_with(self, pen: Pen | None) -> None:
         """Without a pen lines are counted only."""
@@ -81,6 +83,7 @@ class Recorder:
 
     def admit(self, frame: FrameType) -> Lines | None:
         """Decide whether the code of `frame` is traced, once. Code of no file belongs to who is the first to run it."""
+        self._hidden = self._hidden or hide_from_dynamo()
         owner: FrameType | None = frame
         while owner is not None and owner.f_code.co_filename.startswith("<"):
             owner = owner.f_back if not frame.f_code.co_filename.startswith("<frozen") else None

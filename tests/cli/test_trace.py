@@ -113,6 +113,30 @@ def test_two_ranks_under_torchrun(run_python: Run, script: Script, tmp_path: Pat
     )
 
 
+def test_torch_compile_compiles_the_same_and_not_the_tracer(run_python: Run, script: Script, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = script(
+        """
+        import torch, torch._dynamo.testing
+        def f(x, y):
+            z = x + y
+            torch._dynamo.graph_break()
+            return z.relu()
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        counter = torch._dynamo.testing.CompileCounter()
+        for function, values in ((f, (torch.ones(4), torch.ones(4))), (model, (torch.ones(2, 4),))):
+            compiled = torch.compile(function, backend=counter)
+            for _ in range(3):
+                print(compiled(*values).shape, counter.frame_count, counter.op_count)
+        print(dict(torch._dynamo.utils.counters["frames"]), torch._dynamo.explain(f)(*[torch.ones(4)] * 2).graph_count)
+        """
+    )
+    plain = run_python(Path(path))
+    done = trace(run_python, tmp_path, "-q", "--args", "--returns", "--", path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, plain.stdout, plain.stderr)
+    assert plain.stdout and " f(x=Tensor(float32, [4], cpu)" in texts(tmp_path)
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="no real-time signals here")
 def test_the_signal_by_default(run_python: Run, script: Script, tmp_path: Path) -> None:
     path = script("import os, signal\nos.kill(os.getpid(), signal.SIGRTMIN + 7)\nhidden = 1")
