@@ -82,6 +82,7 @@ def names(torch: Any) -> dict[str, Any]:
         "criterion": torch.nn.MSELoss(),
         "inputs": torch.randn(3, 4),
         "targets": torch.randn(3, 1),
+        "train": lambda: None,
     }
 
 
