@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -97,3 +99,39 @@ def test_no_room_on_the_disk_is_a_warning_and_an_oserror(
         Ring(tmp_path, SMALLEST)
     assert "mldebug: no ring of 1 MiB in" in capfd.readouterr().err
     assert os.listdir(tmp_path) == []
+
+
+def test_a_signal_handler_that_waits_for_a_thread_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """Wherever in define() and value() of the main thread it comes in, and no text is of two."""
+    ring = Ring(tmp_path, 64 << 20)
+    stored: dict[int, bytes] = {}
+    waited: list[bool] = []
+
+    def store(name: str, count: int) -> None:
+        for number in range(count):
+            text = f"{name} {number}".encode()
+            stored[ring.define(text)] = text
+            stored[ring.value(text)] = text
+            ring.thread(name)
+
+    def handler(*_: object) -> None:
+        thread = threading.Thread(target=store, args=(f"thread {len(waited)}", 20), daemon=True)
+        thread.start()
+        thread.join(5)
+        waited.append(thread.is_alive())
+
+    before = signal.signal(signal.SIGVTALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.001, 0.001)
+        number = 0
+        while len(waited) < 120 and not any(waited):
+            store(f"main {number}", 10)
+            number += 1
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
+    assert not any(waited)
+    reader = RingReader(ring.path)
+    wrong = [ref for ref, text in stored.items() if (reader.text(ref) or (b"",))[0] != text]
+    assert len(stored) == 2 * (number * 10 + 120 * 20) and wrong == []
+    reader.close()

@@ -369,30 +369,35 @@ def test_exceptions_of_signal_handlers_reach_the_program(traced: Traced) -> None
     assert done.stderr == "" or "the trace ended early" in done.stderr
 
 
-def test_a_signal_handler_may_wait_for_a_traced_thread(traced: Traced) -> None:
+@pytest.mark.parametrize("options", ["", "args=True, ring=1 << 20"])
+def test_a_signal_handler_may_wait_for_a_traced_thread(traced: Traced, options: str) -> None:
     done = traced(
         """
         import signal, threading, time
+        def note(number):
+            x = number
         def work():
-            for number in range(2000):
-                x = number
+            for number in range(300):
+                note(number)
         def handler(*_):
             thread = threading.Thread(target=work)
             thread.start()
             thread.join()
             handled.append(1)
-            if len(handled) < 10:
-                signal.setitimer(signal.ITIMER_REAL, 0.02)
+            if len(handled) < 20:
+                signal.setitimer(signal.ITIMER_REAL, 0.01)
         handled = []
         def main():
             signal.signal(signal.SIGALRM, handler)
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
-            while len(handled) < 10:
-                y = 1
-        """
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            while len(handled) < 20:
+                exec("y = 1")
+                note(0)
+        """,
+        options,
     )
     assert (done.status, done.stderr) == (0, "")
-    assert sum(line.endswith("x = number") for line in done.lines) == 20_000
+    assert sum("thread-" in line or "[Thread-" in line for line in done.lines if line.endswith("x = number")) == 6000
 
 
 def test_recursion_to_its_limit(traced: Traced) -> None:
