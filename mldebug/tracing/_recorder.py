@@ -55,6 +55,7 @@ class Recorder:
         self.counts: dict[tuple[str, int], int] = {}  # of code that is gone
         self.codes: dict[int, Lines] = {}
         self.engine: Engine | None = None
+        self.found = False  # some code that is traced
         self._selection = selection
         self._pen: Pen | None = None
         self._hidden = hide_from_dynamo()
@@ -91,6 +92,7 @@ class Recorder:
         made_by = frame if owner is None else owner
         if is_ours(code, names) or not self._selection.wants(made_by.f_code, made_by.f_globals):
             return None
+        self.found = True
         lines = self.codes[id(code)] = Lines(code, names, self._encode, self._gone)
         return lines
 

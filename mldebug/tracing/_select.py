@@ -19,7 +19,8 @@ class Selection:
 
     A pattern is one of the words user, installed, stdlib and all; a module or package (`torch.distributed`, with all
     below it); a path (with a slash or ending in .py, a folder with all below it); or `module:function`, where either
-    side may be empty. Each may be a glob. `user` is what is neither in the standard library nor installed.
+    side may be empty and the first one of these words or a path. Each may be a glob. `user` is what is neither in the
+    standard library nor installed. The script itself is `__main__`, and has the name that an import would give it.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Selection:
             if "" in patterns:
                 raise UsageError(f"{option} has an empty pattern", "name a module, a path or module:function")
         self._include, self._exclude = tuple(include), tuple(exclude)
+        self.unused = set(include)  # what has matched no code up to now
         self._ignoredirs = tuple(os.path.abspath(path) + os.sep for path in ignoredirs)
         self._ignoremods = tuple(ignoremods)
 
@@ -48,10 +50,11 @@ class Selection:
         function = function_of(code)
         if path.startswith(self._ignoredirs) or self._ignored(module):
             return False
+        modules = (module, _imported_name(path, names)) if module == "__main__" else (module,)
         kind = kind_of(path, names)
-        return _any(self._include, kind, module, path, function) and not _any(
-            self._exclude, kind, module, path, function
-        )
+        hits = [pattern for pattern in self._include if _matches(pattern, kind, modules, path, function)]
+        self.unused.difference_update(hits)
+        return bool(hits) and not any(_matches(each, kind, modules, path, function) for each in self._exclude)
 
     def _ignored(self, module: str) -> bool:
         """As the standard library's trace has it: the last part of a module's name counts, or a package in front."""
@@ -105,23 +108,25 @@ def module_of(path: str, names: Mapping[str, Any]) -> str:
     return str(names.get("__name__", path))
 
 
-def _any(patterns: Sequence[str], kind: str, module: str, path: str, function: str) -> bool:
-    return any(_matches(pattern, kind, module, path, function) for pattern in patterns)
+def _imported_name(path: str, names: Mapping[str, Any]) -> str:
+    """What the module that runs as `__main__` is called elsewhere: `train` of train.py, `pkg.train` of -m pkg.train."""
+    name = getattr(names.get("__spec__"), "name", None)
+    return name if isinstance(name, str) else os.path.splitext(os.path.basename(path))[0]
 
 
-def _matches(pattern: str, kind: str, module: str, path: str, function: str) -> bool:
-    if pattern in ("all", kind):
-        return True
-    if pattern in ("user", "installed", "stdlib"):
+def _matches(pattern: str, kind: str, modules: Sequence[str], path: str, function: str) -> bool:
+    home, colon, wanted = pattern.rpartition(":")
+    if not colon or "/" in wanted:
+        home, wanted = pattern, ""
+    if wanted and not (fnmatchcase(function, wanted) or fnmatchcase(function.rpartition(".")[2], wanted)):
         return False
-    if "/" in pattern or pattern.endswith(".py"):
-        whole = pattern.rstrip("/")
+    if home in ("", "all", "user", "installed", "stdlib"):
+        return home in ("", "all", kind)
+    if "/" in home or home.endswith(".py"):
+        whole = home.rstrip("/")
         tries = (whole, f"{whole}/*") if whole.startswith(("/", "*")) else (f"*/{whole}", f"*/{whole}/*")
         return any(fnmatchcase(path, each) for each in tries)
-    home, colon, wanted = pattern.partition(":")
-    if colon and not (fnmatchcase(function, wanted) or fnmatchcase(function.rpartition(".")[2], wanted)):
-        return not wanted and _below(home, module)
-    return not home or _below(home, module)
+    return any(_below(home, module) for module in modules)
 
 
 def _below(pattern: str, module: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.scope import Scope
 from mldebug.tracing._begin import Gate, Timer, Toggle, at_function, signal_number
-from mldebug.tracing._files import TraceFile
+from mldebug.tracing._files import TraceFile, warn
 from mldebug.tracing._pen import Pen, Stream, TextPen
 from mldebug.tracing._recorder import Options, Recorder
 from mldebug.tracing._select import Selection
@@ -84,6 +84,7 @@ class NicerTrace(Scope):
             lines=not calls_only, returns=returns, exceptions=exceptions, args=args, depth=depth, count=bool(count)
         )
         self._write, self._timing, self._log_pids, self._threads = bool(trace), timing, log_pids, threads
+        self._start_at = start_at
         self._gate: Gate | None = None if start_at is None else at_function(start_at)
         if after is not None and not after >= 0:
             raise UsageError(f"after is {after}", "it is a number of seconds, as 1800")
@@ -126,6 +127,8 @@ class NicerTrace(Scope):
         if self._timer is not None:
             self._timer.cancel()
         if self._recorder is not None and self._recorder.engine is not None:
+            if self._timer is not None or self._recorder.engine.running:
+                self._say_if_empty(self._recorder)
             self._recorder.engine.stop()
             for key, hits in self._recorder.total().items():
                 self._counts[key] = self._counts.get(key, 0) + hits
@@ -140,8 +143,24 @@ class NicerTrace(Scope):
         """For a tracer that is never stopped: say in its file that the program ended in order. It traces on."""
         if self._recorder is not None and self._recorder.engine is not None:
             self._recorder.engine.check()
+            self._say_if_empty(self._recorder)
+            if self._recorder.found and self._selection.unused and self._pen is not None:
+                warn(f"nothing that ran matches --include {', '.join(sorted(self._selection.unused))}")
         if self._pen is not None:
             self._pen.end()
+
+    def _say_if_empty(self, recorder: Recorder) -> None:
+        """A misspelt name is not to be found out by reading an empty file."""
+        if self._pen is None or recorder.found:
+            return
+        if self._start_at is not None and recorder.engine is not None and recorder.engine.waiting:
+            why = f"{self._start_at} was not called" + (" after that time" if self._after is not None else "")
+        elif self._after is not None:
+            why = "the program ended before that time"
+        else:
+            unused = ", ".join(sorted(self._selection.unused))
+            why = f"nothing that ran matches {unused}" if unused else "all that ran is excluded"
+        warn(f"the trace is empty: {why}")
 
     def run(self, cmd: str) -> None:
         """Execute a statement in the namespace of `__main__`: `tracer.run("main()")`."""

@@ -113,6 +113,32 @@ def test_two_ranks_under_torchrun(run_python: Run, script: Script, tmp_path: Pat
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--start-at", "train:fo"], "the trace is empty: train:fo was not called"),
+        (["--include", "tran.py"], "the trace is empty: nothing that ran matches tran.py"),
+        (["--include", "user", "--include", "jsn"], "nothing that ran matches --include jsn"),
+        (["--exclude", "user"], "the trace is empty: all that ran is excluded"),
+        (["--after", "1h"], "the trace is empty: the program ended before that time"),
+    ],
+)
+def test_what_matches_nothing_is_said(
+    run_python: Run, script: Script, tmp_path: Path, words: list[str], message: str
+) -> None:
+    done = trace(run_python, tmp_path, *words, "-q", "--", script("def foo(): pass\nfoo()"))
+    assert (done.returncode, done.stderr) == (0, f"mldebug: {message}\n")
+
+
+@pytest.mark.parametrize("pattern", ["train:foo", "train.py:foo", ":foo", "user:foo", "__main__:foo"])
+def test_the_script_has_its_own_name_too(run_python: Run, script: Script, tmp_path: Path, pattern: str) -> None:
+    path = script("def bar(): pass\ndef foo(): pass\nbar()\nfoo()")
+    for words in (["--start-at", pattern], ["--include", pattern]):
+        done = trace(run_python, tmp_path, *words, "--calls-only", "-q", "--", path)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert re.findall(r"train.py:\d+ (\S+)", texts(tmp_path)) == ["foo", "foo"]
+
+
 def test_torch_compile_compiles_the_same_and_not_the_tracer(run_python: Run, script: Script, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = script(
