@@ -163,9 +163,7 @@ def run_hunter(folder: str) -> Iterator[None]:
     import hunter
 
     with open(os.path.join(folder, "hunter.txt"), "w") as file:
-        query = hunter.Q(module="user", action=hunter.CodePrinter(stream=file))
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(hunter.trace(query))
+        with hunter.trace(module="user", action=hunter.CodePrinter(stream=file)):
             yield
 
 
