@@ -162,9 +162,9 @@ def run_classic(cls: Any, folder: str, ignoredirs: Any) -> Iterator[None]:
 def run_hunter(folder: str) -> Iterator[None]:
     import hunter
 
-    with open(os.path.join(folder, "hunter.txt"), "w") as file:
-        with hunter.trace(module="user", action=hunter.CodePrinter(stream=file)):
-            yield
+    path = os.path.join(folder, "hunter.txt")
+    with open(path, "w") as file, hunter.trace(module="user", action=hunter.CodePrinter(stream=file)):
+        yield
 
 
 @contextlib.contextmanager
