@@ -2,13 +2,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Processes that run tests; more than there are cores make those late that wait for something.
+JOBS ?= 2
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .PHONY: help demo test lint format clean
 
 help:
 	@echo "make demo    install into $(VENV) and find a planted fp16 overflow in a small T5"
-	@echo "make test    install into $(VENV) and run the tests; ARGS='-k scope' chooses among them"
+	@echo "make test    install into $(VENV) and run the tests; ARGS='-k scope' chooses among them, JOBS=0 is one process"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format and fix the sources"
 	@echo "make clean   remove $(VENV) and the caches"
@@ -17,7 +19,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/mldebug demo
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.installed-test
 	@failed=0; for tool in "ruff check ." "ruff format --check ." mypy; do \

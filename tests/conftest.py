@@ -28,6 +28,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in several processes the tests of a file stay together, as they share what they have made, and
+    so do all that make hosts."""
+    for item in items:
+        group = "hosts" if item.path.stem.endswith("_bed") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
     """A test that leaves a hook, a patched function, a trace function or an environment variable behind fails."""
