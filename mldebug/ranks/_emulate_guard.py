@@ -232,7 +232,11 @@ class _Watch:
             if self._control in ready and not self._obey():
                 break
             while self._steps and time.monotonic() >= self._steps[0][0]:
-                self._signal(self._steps.pop(0)[1])
+                number = self._steps.pop(0)[1]
+                if number == signal.SIGKILL:
+                    self._nodes.clear()  # none is waited for any more
+                else:
+                    self._signal(number)
         self._kill_all()
         _say(self._status, {"event": "over"})
 
@@ -251,8 +255,6 @@ class _Watch:
         for pid in self._nodes:
             with contextlib.suppress(OSError):
                 os.killpg(pid, number)
-        if number == signal.SIGKILL:
-            self._kill_all()
 
     def _reap(self) -> None:
         while True:

@@ -14,7 +14,8 @@ from mldebug.core.world import job
 def open_lock_file(size: int) -> int:
     """A descriptor of the lock file, `size` bytes long, made where it is not there; -1 where no folder will do.
 
-    Tried are XDG_RUNTIME_DIR, TMPDIR (else /tmp), /dev/shm and /var/tmp, in this order. A link, another user's file or
+    Tried are XDG_RUNTIME_DIR, /dev/shm, TMPDIR (else /tmp) and /var/tmp, in this order: ranks may have a TMPDIR each,
+    or one on a network file system. A link, another user's file or
     folder, or one that others may write is passed over: in /tmp anybody could have put it there.
     """
     global _used
@@ -68,7 +69,7 @@ def _folders() -> list[str]:
     if os.path.isabs(runtime):
         found.append(os.path.join(runtime, "mldebug"))
     temporary = os.environ.get("TMPDIR", "")
-    for folder in (temporary if os.path.isabs(temporary) else "/tmp", "/dev/shm", "/var/tmp"):
+    for folder in ("/dev/shm", temporary if os.path.isabs(temporary) else "/tmp", "/var/tmp"):
         found.append(os.path.join(folder, f"mldebug-{uid}"))
     return found
 

@@ -239,6 +239,16 @@ def test_timeout(mark: str) -> None:
     assert (report.status, report.ended) == (124, "timeout")
 
 
+def test_nodes_that_do_not_end_when_asked_are_killed(mark: str) -> None:
+    text = f"trap '' TERM; sleep {mark}; sleep {mark}"
+    process = start("--plain", "--timeout", "0.3", "--grace", "0.1", "--", "bash", "-c", text)
+    try:
+        process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 124
+
+
 def test_json_keeps_stdout_for_the_document() -> None:
     process = start("--plain", "--json", "--nodes", "2", "--", "bash", "-c", "echo hello")
     out, err = process.communicate(timeout=30)

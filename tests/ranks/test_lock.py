@@ -31,12 +31,11 @@ time.sleep(600)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     LOCK.leave()  # what other tests have opened
     LOCK._leaving = False
     monkeypatch.setattr(_lock_file, "_used", None)
-    return tmp_path / f"mldebug-{os.geteuid()}"
+    return tmp_path / "mldebug"
 
 
 @pytest.fixture
@@ -193,7 +192,7 @@ def test_a_child_has_a_lock_of_its_own_though_forked_under_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     had = LOCK.take(5, -1)
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "another"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "another"))
     pid = os.fork()
     if pid == 0:
         taken = LOCK.take(5, -1, 0.3)  # the parent has it: an inherited descriptor would have it too
@@ -326,21 +325,35 @@ def test_what_others_may_have_put_in_tmp_is_passed_over(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users")
-def test_several_users_on_one_node(tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(0o755)
+def test_several_users_on_one_node() -> None:
     for uid in (4001, 4002):
         pid = os.fork()
         if pid == 0:
             os.setgid(uid)
             os.setuid(uid)
-            os.environ["TMPDIR"] = str(tmp_path)
             os.environ.pop("XDG_RUNTIME_DIR", None)
             lock = PrintLock()
-            os._exit(lock.take(1, -1))
+            had = lock.take(1, -1)
+            lock.free(1, had)
+            ours = os.fstat(lock._fd).st_uid == uid
+            lock.leave()
+            os._exit(had if ours else 9)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == BOTH
-    assert sorted(path.stat().st_uid for path in tmp_path.rglob("*.lock")) == [4001, 4002]
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs /dev/shm")
+def test_ranks_with_a_tmpdir_each_share_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "")
+    found = []
+    for name in ("0", "1"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv("TMPDIR", str(tmp_path / name))
+        monkeypatch.setattr(_lock_file, "_used", None)
+        found.append(_lock_file.open_lock_file(SLOTS))
+    assert os.path.samestat(*map(os.fstat, found))
+    _lock_file.remove_lock_file(found[0])
+    for fd in found:
+        os.close(fd)
 
 
 def test_no_folder_at_all_is_said_once(
