@@ -232,11 +232,11 @@ class _Watch:
             if self._control in ready and not self._obey():
                 break
             while self._steps and time.monotonic() >= self._steps[0][0]:
-                number = self._steps.pop(0)[1]
-                if number == signal.SIGKILL:
+                due = self._steps.pop(0)[1]
+                if due == signal.SIGKILL:
                     self._nodes.clear()  # none is waited for any more
                 else:
-                    self._signal(number)
+                    self._signal(due)
         self._kill_all()
         _say(self._status, {"event": "over"})
 
