@@ -3,21 +3,56 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mldebug.cluster._pairs_evidence import PairsEvidence
 from mldebug.cluster._pairs_files import load_pairs, merge_pairs
 from mldebug.cluster._pairs_report import PairsReport
 
+Source = PairsEvidence | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-def pair_matrix(source: PairsEvidence | str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> PairsReport:
-    """Judge a recorded matrix of pairs: evidence, or files that `load_pairs` reads (several are one matrix).
 
-    Bandwidths are in GBps (10^9 bytes/s). Raises UsageError for a file that is no pair matrix.
+def pair_matrix(
+    source: Source | None = None,
+    *,
+    nproc: int | None = None,
+    backend: str = "auto",
+    hosts: str | Sequence[str] = (),
+    nodes_only: bool = False,
+    sample: bool = False,
+    bytes: int = 0,
+    timeout: float = 30.0,
+    start_timeout: float = 180.0,
+    collector: str = "",
+    python: str = "",
+    ssh: Sequence[str] = (),
+) -> PairsReport:
+    """Measure all pairs of GPUs and judge them, or judge a recorded matrix: evidence, or files (several make one).
+
+    Without `source` it measures: bandwidths in GBps (10^9 bytes/s), latencies in microseconds, contents verified. In a
+    process that torchrun, srun or mpirun started all ranks have to call it; else it starts `nproc` workers (default:
+    one for each accelerator) on this host, or on each of `hosts` over ssh. A pair has `timeout` seconds, a worker
+    `start_timeout` to load torch. `nodes_only` measures an all_reduce over all GPUs of two nodes at a time, `sample`
+    about a dozen rounds whatever the size, and `bytes` is the size of a message (default: 256 MiB; CPUs 4 MiB).
+    `collector` is host:port of rank 0, where it cannot be worked out. The workers are processes of their own; this one
+    does not load torch. In a job all ranks return the same verdict; the matrix is rank 0's.
+
+    Raises UsageError for a file that is no pair matrix and for options that do not go together, MldebugError where no
+    worker could be started.
 
         report = pair_matrix("pairs.csv")
         print(report.text()); report.verdict.culprits
     """
+    if source is None:
+        from mldebug.cluster._pairs_live import Options, measure
+        from mldebug.core.hosts import checked, parse_hosts
+
+        names = parse_hosts(hosts) if isinstance(hosts, str) and hosts else checked(hosts) if hosts else []
+        return measure(
+            Options(
+                nproc, backend, names, nodes_only, sample, bytes, timeout, start_timeout, collector, python, tuple(ssh)
+            )
+        )
     from mldebug.cluster._pairs_judge import judge_pairs
 
     if isinstance(source, dict):

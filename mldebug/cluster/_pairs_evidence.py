@@ -7,7 +7,7 @@ for each round it was measured in.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from mldebug.core.errors import UsageError
 
@@ -33,6 +33,8 @@ class PairsEvidence(TypedDict):
     notes: list[str]
     latency_us: NotRequired[list[float | None]]
     round: NotRequired[list[int | None]]
+    both_gbps: NotRequired[list[float | None]]  # while the other direction was busy too
+    blame: NotRequired[list[dict[str, Any]]]  # what a live run knows to be one end's fault: gpu, what, why, with, round
 
 
 def check_evidence(evidence: PairsEvidence) -> None:

@@ -26,12 +26,13 @@ _WORDS = {
     "missing": "missing nan none null na n/a unknown absent - not_measured",
     "skipped": "skipped skip self diagonal not_run not_sampled",
 }
+_EXTRA = ("latency_us", "round", "both_gbps")
 _STATUS = {word: status for status, words in _WORDS.items() for word in words.split()}
 _NO_NUMBER = frozenset(("", "nan", "none", "null", "na", "n/a", "-", "inf", "+inf", "-inf", "infinity"))
 
 
 def load_pairs(path: str | os.PathLike[str]) -> PairsEvidence:
-    """Read a pair matrix: CSV (`src,dst,gbps,status`, further columns `latency_us` and `round`) or JSON.
+    """Read a pair matrix: CSV (`src,dst,gbps,status`, further columns `latency_us`, `round`, `both_gbps`) or JSON.
 
     src and dst are `host:gpu`, gbps is in GBps (10^9 bytes/s). JSON is what `save_pairs` writes, or a list of objects
     with the names of the CSV columns. Raises UsageError with the line of what cannot be read.
@@ -74,14 +75,13 @@ def save_pairs(evidence: PairsEvidence, path: str | os.PathLike[str]) -> None:
 
 
 def _rows(evidence: PairsEvidence) -> Iterator[Sequence[Any]]:
-    latency, rounds = evidence.get("latency_us"), evidence.get("round")
-    yield ["src", "dst", "gbps", "status", *(["latency_us"] if latency else []), *(["round"] if rounds else [])]
+    more: dict[str, Any] = {name: values for name in _EXTRA if (values := evidence.get(name))}
+    yield ["src", "dst", "gbps", "status", *more]
     gpus = evidence["gpus"]
     for place, (src, dst) in enumerate(zip(evidence["src"], evidence["dst"], strict=True)):
         value = evidence["gbps"][place]
         row: list[Any] = [gpus[src], gpus[dst], "" if value is None else f"{value:.6g}", evidence["status"][place]]
-        row += [latency[place]] if latency else []
-        yield row + ([rounds[place]] if rounds else [])
+        yield row + [values[place] for values in more.values()]
 
 
 class _Table:
@@ -141,10 +141,10 @@ class _Table:
     def extra(self, column: str, values: list[Any], wheres: Callable[[int], str]) -> None:
         """A further column, where it has a value."""
         numbers = [self._number(value, column, wheres(place)) for place, value in enumerate(values)]
-        if column == "latency_us":
-            self.out["latency_us"] = numbers
-        else:
+        if column == "round":
             self.out["round"] = [None if number is None else int(number) for number in numbers]
+        else:
+            self.out[column] = numbers  # type: ignore[literal-required]
 
     def wrong(self, what: str, where: str) -> UsageError:
         return UsageError(f"{self.file}, {where}: {what}", _FORM)
@@ -179,7 +179,7 @@ def _from_csv(text: str, file: str) -> PairsEvidence:
                     raise table.wrong(f"the header {','.join(row)[:60]!r} has no {' and no '.join(absent)}", where)
                 src, dst, gbps = (header.index(name) for name in ("src", "dst", "gbps"))
                 status = header.index("status") if "status" in header else None
-                extras = {name: [] for name in ("latency_us", "round") if name in header}
+                extras = {name: [] for name in _EXTRA if name in header}
                 at = {name: header.index(name) for name in extras}
                 continue
             if len(row) != len(header):
@@ -225,7 +225,7 @@ def _add_objects(table: _Table, pairs: Iterable[Any]) -> None:
             raise table.wrong(f"{str(pair)[:60]!r} is no object with src, dst and gbps", f"pair {place}")
         table.add(pair["src"], pair["dst"], pair.get("gbps"), pair.get("status"), f"pair {place}")
         kept.append(pair)
-    for name in ("latency_us", "round"):
+    for name in _EXTRA:
         if any(name in pair for pair in kept):
             table.extra(name, [pair.get(name) for pair in kept], lambda place: f"pair {place + 1}")
 
@@ -244,7 +244,6 @@ def _add_matrix(table: _Table, gpus: list[Any], matrix: Any) -> None:
 def _checked(document: Mapping[str, Any], file: str) -> PairsEvidence:
     """Evidence as save_pairs wrote it; anything else in its columns is a UsageError."""
     columns = {name: document[name] for name in ("gpus", "src", "dst", "gbps", "status")}
-    rounds, latency = document.get("round"), document.get("latency_us")
     whole = all(isinstance(column, list) for column in columns.values())
     if not (
         whole
@@ -257,10 +256,13 @@ def _checked(document: Mapping[str, Any], file: str) -> PairsEvidence:
         raise UsageError(f"{file} has columns that are no pair matrix", _FORM)
     notes = [str(note) for note in document.get("notes") or []]
     evidence: PairsEvidence = {"schema": SCHEMA, "notes": notes, **columns}  # type: ignore[typeddict-item]
-    if isinstance(latency, list) and len(latency) == len(columns["src"]):
-        evidence["latency_us"] = latency
-    if isinstance(rounds, list) and len(rounds) == len(columns["src"]):
-        evidence["round"] = rounds
+    for name in _EXTRA:
+        values = document.get(name)
+        if isinstance(values, list) and len(values) == len(columns["src"]):
+            evidence[name] = values  # type: ignore[literal-required]
+    blame = document.get("blame")
+    if isinstance(blame, list) and all(isinstance(entry, dict) for entry in blame):
+        evidence["blame"] = blame
     return evidence
 
 
@@ -275,8 +277,8 @@ def merge_pairs(parts: Sequence[PairsEvidence]) -> PairsEvidence:
     whole: PairsEvidence = {
         "schema": SCHEMA, "gpus": [], "src": [], "dst": [], "gbps": [], "status": [], "notes": [],
     }  # fmt: skip
-    latency: list[float | None] = []
-    rounds: list[int | None] = []
+    more: dict[str, list[Any]] = {name: [] for name in _EXTRA}
+    blame = [entry for part in parts for entry in part.get("blame", [])]
     for part in parts:
         at = [number.setdefault(name, len(number)) for name in part["gpus"]]
         whole["src"] += [at[src] for src in part["src"]]
@@ -284,11 +286,13 @@ def merge_pairs(parts: Sequence[PairsEvidence]) -> PairsEvidence:
         whole["gbps"] += part["gbps"]
         whole["status"] += part["status"]
         whole["notes"] += part["notes"]
-        latency += part.get("latency_us") or [None] * len(part["src"])
-        rounds += part.get("round") or [None] * len(part["src"])
+        for name, values in more.items():
+            own: Any = part.get(name)
+            values += own or [None] * len(part["src"])
     whole["gpus"] = list(number)
-    if any(value is not None for value in latency):
-        whole["latency_us"] = latency
-    if any(value is not None for value in rounds):
-        whole["round"] = rounds
+    for name, values in more.items():
+        if any(value is not None for value in values):
+            whole[name] = values  # type: ignore[literal-required]
+    if blame:
+        whole["blame"] = blame
     return whole

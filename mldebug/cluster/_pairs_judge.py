@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,15 @@ def judge_pairs(evidence: PairsEvidence) -> PairsVerdict:
     cells = grid(evidence)
     if not cells.measured.any():
         return PairsVerdict("none", confidence="low", reading="no pair was measured, so nothing can be said of any GPU")
-    gone = [*_absent(cells), *_dead(cells)]
+    blamed = _blamed(cells, evidence.get("blame", []))
+    gone = [*_absent(cells), *_dead(cells, blamed)]
     off, z = distances(cells)
-    for cause in gone:
+    for cause in (*blamed, *gone):
         z.reshape(-1)[cause.cells] = np.nan
-    return verdict_of(cells, merge(cells, [*gone, *without_patterns(cells, explain(cells, off, z))]))
+    found = merge(cells, [*gone, *without_patterns(cells, explain(cells, off, z))])
+    known = merge(cells, blamed)  # apart: what was seen is not to be taken for a part of what is inferred
+    names = {(cause.kind, cause.who) for cause in known}
+    return verdict_of(cells, [*known, *(cause for cause in found if (cause.kind, cause.who) not in names)])
 
 
 def distances(cells: Grid) -> tuple[Any, Any]:
@@ -58,9 +63,36 @@ def _absent(cells: Grid) -> list[Cause]:
     return [_whole(cells, int(one)) for one in np.flatnonzero(nothing)]
 
 
-def _dead(cells: Grid) -> list[Cause]:
+def _blamed(cells: Grid, blame: list[dict[str, Any]]) -> list[Cause]:
+    """What a live run saw of one end: its worker died, was stopped or never started. Its peers are not to blame."""
+    number = {name: place for place, name in enumerate(cells.names)}
+    whys: dict[int, list[str]] = {}
+    masks: dict[int, Any] = {}
+    for entry in blame:
+        one = number.get(str(entry.get("gpu")))
+        if one is None or entry.get("what") not in ("dead", "stopped", "start"):
+            continue
+        peers = [number[name] for name in entry.get("with", []) if name in number] or list(range(cells.size))
+        mask = masks.setdefault(one, np.zeros_like(cells.seen))
+        mask[one, peers] = mask[peers, one] = True
+        whole = not entry.get("with")  # it is gone for good, and that says all
+        whys[one] = [str(entry.get("why"))] if whole else [*whys.get(one, []), str(entry.get("why"))]
+    found, taken = [], np.zeros_like(cells.seen)
+    for one, mask in masks.items():
+        own = mask & (cells.failed > 0) & ~taken
+        taken |= own
+        if own.any():
+            more = len(whys[one]) - 1
+            why = whys[one][0] + (f", and {more} time{'s' if more > 1 else ''} more" if more else "")
+            found.append(replace(_whole(cells, one), cells=np.flatnonzero(own.reshape(-1)), why=why))
+    return found
+
+
+def _dead(cells: Grid, known: list[Cause]) -> list[Cause]:
     """Workers that died: their first pairs may have been fine, so not all of them need to be bad."""
     dead = cells.failed == 1 + FAILED.index("dead")
+    for cause in known:
+        dead.reshape(-1)[cause.cells] = False
     found: list[Cause] = []
     while dead.any():
         partners = (dead | dead.T).sum(axis=1)

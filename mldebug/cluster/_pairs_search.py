@@ -33,6 +33,7 @@ class Cause:
     cells: Any  # flat indices of its pairs
     fall: float  # the mean logarithm of what is left
     z: float
+    why: str = ""  # where a live run saw the reason
 
 
 Candidate = tuple[float, str, tuple[int, ...], str, str]  # gain, kind, who, scope, way

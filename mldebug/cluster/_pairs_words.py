@@ -69,6 +69,8 @@ def _sentence(cells: Grid, cause: Cause, name: str, failed: Any, many: int, rati
     if cause.kind == "cross":
         what = _ways_to_fail(failed, many) if len(failed) else f"reach {ratio:.0%} of those on the same rail"
         return f"the rails are isolated: pairs of different nodes on the same rail are fine, others {what}"
+    if cause.why:
+        return f"{subject} is bad: {cause.why}"
     side = {"tx": " when it sends", "rx": " when it receives", "both": ""}[cause.way]
     side = "" if "path" in cause.kind else side
     place = {"inter": " to other nodes", "intra": " within its node", "cross": " to other rails"}.get(cause.scope, "")
