@@ -49,6 +49,7 @@ def trace_tail(
     for rank, trace in found.ranks.items():
         try:
             endings[rank] = ending(trace, lines)
+            trace.ended = endings[rank].in_order
         except NOT_READABLE:
             notes.append(f"{trace.path} went away or cannot be read")
     traces = {rank: found.ranks[rank] for rank in endings}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from mldebug.tracing._tail_read import THE_END
 
 _HISTORY = 1 << 16  # bytes kept before the position, for the line that both had last
 _AHEAD = 1 << 18
@@ -57,7 +59,7 @@ def align(left: Iterator[bytes], right: Iterator[bytes], position: int = 0, most
         b.at -= back
         split, skip = _part(a, b)
         kind = split.last, split.left, split.right
-        known = kinds.get(kind)
+        known = kinds.get(kind) or _last_time(split, kinds.values())
         if known is not None and (split.meets or a.ends_soon or b.ends_soon):
             known.times += 1  # or one ended on a way from which it came back before
             known.apart = max(known.apart, split.apart)
@@ -156,6 +158,15 @@ def _part(a: _Cursor, b: _Cursor) -> tuple[Split, tuple[int, int] | None]:
         if whole_a and whole_b:
             break
     return split, None
+
+
+def _last_time(split: Split, known: Iterable[Split]) -> Split | None:
+    """The split that this one is, where one of the two ends instead of going on with the loop, and the other too."""
+    end = THE_END.rstrip()
+    if not split.meets or end not in (split.left, split.right):
+        return None
+    same = (each for each in known if each.last == split.last)
+    return next((each for each in same if each.left == split.left or each.right == split.right), None)
 
 
 def _lines(cursor: _Cursor, window: int) -> tuple[list[bytes], bool]:

@@ -36,6 +36,7 @@ class Trace:
     size: int = 0
     written: float = 0.0  # the time of the last write, by the file system
     sizes: list[int] = field(default_factory=list)
+    ended: bool = False  # it was closed in order: nothing is to come
 
     @property
     def path(self) -> str:

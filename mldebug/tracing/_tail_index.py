@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from mldebug.tracing._ring_read import RingReader
 from mldebug.tracing._tail_find import NOT_READABLE, Trace
-from mldebug.tracing._tail_read import Place, lines_in_calls, raw_blocks, strip, stripped_blocks, without_meta
+from mldebug.tracing._tail_read import THE_END, Place, lines_in_calls, raw_blocks, strip, stripped_blocks, without_meta
 
 CHUNK = 1 << 20  # bytes of text that one digest is of, but for the first few, which are smaller
 DIGEST = 8  # bytes
@@ -48,13 +48,16 @@ class Index:
             return
         at = max(0, bisect_right(self._positions, position) - 1)
         start = Place(self._positions[at], self._places[2 * at], self._places[2 * at + 1])
-        end = self.length
+        last = THE_END if self.trace.ended else b""
+        end = self.length - len(last)
         for place, data in stripped_blocks(self.trace, start):
             if place.stripped >= end:
-                return  # the file has grown since
+                break  # the file has grown since
             data = data[max(0, position - place.stripped) : end - place.stripped]
             if data:
                 yield data
+        if last:
+            yield last[max(0, position - end) :]
 
     def around(self, position: int) -> Surroundings:
         """The calls at a position of the text."""
@@ -112,6 +115,8 @@ def index(trace: Trace, start: Place, pattern: re.Pattern[bytes] | None, progres
                 digester.add(data[max(0, -at) :])
                 at += len(data)
             progress(len(block))
+    if trace.ended:
+        digester.add(THE_END)
     found.digests, found.length, found.tail = bytes(digester.digests), digester.length, digester.tail
     return found
 

@@ -13,6 +13,7 @@ from mldebug.tracing._ring_read import RingReader
 from mldebug.tracing._tail_find import NOT_READABLE, Trace
 
 BLOCK = 1 << 19
+THE_END = b"(the end)\n"  # the last line of a trace that was closed: a rank that goes on there does not do the same
 _LONGEST_LINE = 4 << 20
 _META = b"\n# mldebug trace "
 _SAMPLE = 4096

@@ -87,7 +87,7 @@ def test_lines_that_ask_for_the_rank_are_no_trouble(tmp_path: Path) -> None:
     (parting,) = report.partings
     assert parting.expected and report.ok
     assert "no rank went another way than the others, but for lines that ask for the rank:" in report.text()
-    assert "train.py:9: if rank == 0:   0 | 1-3 (29 times)" in report.text()
+    assert "train.py:9: if rank == 0:   0 | 1-3 (30 times)" in report.text()
 
 
 def test_a_rank_that_ends_on_its_own_way_did_not_leave(tmp_path: Path) -> None:
@@ -238,3 +238,23 @@ def test_no_trace_is_an_error_that_says_so(tmp_path: Path) -> None:
     write_trace(tmp_path, 0, [CALL])
     with pytest.raises(UsageError, match="no regular expression"):
         trace_tail(tmp_path, pattern="(")
+
+
+def test_a_rank_that_goes_on_where_the_others_ended_went_another_way(tmp_path: Path) -> None:
+    for rank in range(4):
+        write_trace(
+            tmp_path,
+            rank,
+            [*loop(31 if rank == 2 else 30, _step), line(3, "for step in range(steps):")],
+            ended=rank != 2,
+        )
+    report = trace_tail(tmp_path)
+    (parting,) = report.partings
+    assert not report.ok and not parting.meets
+    assert [(way.ranks, way.line) for way in parting.ways][1] == ((0, 1, 3), "(the end)")
+
+
+def test_a_rank_that_was_killed_where_the_others_went_on_is_only_behind(tmp_path: Path) -> None:
+    for rank in range(4):
+        write_trace(tmp_path, rank, loop(20 if rank == 2 else 30, _step), ended=rank != 2)
+    assert trace_tail(tmp_path).partings == ()
