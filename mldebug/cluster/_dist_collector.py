@@ -196,7 +196,7 @@ class Collector:
         rank = int(message["rank"])
         one = self.ranks[str(rank)]
         if kind == "stack":
-            one["stack"] = str(message["stack"])[:20_000]
+            one["stack"], one["no_stack"] = str(message["stack"])[:20_000], str(message["why"])[:500]
         elif kind == "ended":
             one["code"] = int(message["code"])
             if not one["done"]:
@@ -321,7 +321,7 @@ class Collector:
             self._send(self._of[rank], {"t": "stack", "rank": rank})
         limit = time.monotonic() + 4.0
         while time.monotonic() < limit:
-            if all(self.ranks[str(rank)]["stack"] or rank not in self._of for rank in asked):
+            if all(self.ranks[str(rank)]["no_stack"] or rank not in self._of for rank in asked):
                 break
             self._turn(_TICK)
 

@@ -92,6 +92,10 @@ def _nccl(mapped: list[str]) -> str:
                 ctypes.CDLL(path).ncclGetVersion(ctypes.byref(number))
                 major, rest = divmod(number.value, 10_000)
                 return f"{major}.{rest // 100}.{rest % 100}"
+    with contextlib.suppress(Exception):  # it is a part of torch's own library
+        import torch
+
+        return ".".join(map(str, torch.cuda.nccl.version()[:3]))  # type: ignore[no-untyped-call]
     return ""
 
 

@@ -75,7 +75,7 @@ def judge_dist_test(evidence: Evidence) -> DistVerdict:
 
 def _rank_zero(evidence: Evidence) -> Culprit:
     """All that a rank without a collector can say."""
-    hint = "is rank 0 running, and may this host connect to it? `mldebug pairs --ping` tries all ways between hosts"
+    hint = "is rank 0 running there, and may this host connect to it? `ss -ltn` there, `nc -vz HOST PORT` here"
     return Culprit(
         "no collector", evidence["missing_why"], 0, evidence.get("plan", {}).get("0", ""), phase="start", hint=hint
     )
@@ -85,7 +85,8 @@ def _of_rank(evidence: Evidence, rank: int | None, kind: str, reason: str, **mor
     one = evidence["ranks"].get(str(rank))
     if one is None:
         return Culprit(kind, reason, rank, evidence.get("plan", {}).get(str(rank), ""), **more)
-    stack = one["stack"] if kind in ("stopped", "silent", "behind") else ""
+    stack = one["stack"] or (one["no_stack"] and f"no stack: {one['no_stack']}")
+    stack = stack if kind in ("stopped", "silent", "behind") else ""
     filled = {"phase": one["phase"], "pid": one["pid"], "stack": stack, **more}
     return Culprit(kind, reason, rank, one["host"], gpu_of(one), **filled)
 

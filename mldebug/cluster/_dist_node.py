@@ -70,7 +70,7 @@ class Node:
         self.link: Wire | None = None
         self.told: Message = {}  # the collector's welcome
         self._workers: list[_Worker] = []
-        self._stacks: list[tuple[int, str]] = []
+        self._stacks: list[tuple[int, str, str]] = []
         self._beat = 0.0
 
     def run(
@@ -197,8 +197,8 @@ class Node:
                 states = {str(one.rank): process_state(one.process.pid) for one in self._workers}
                 self._say({"t": "beat", "states": states, "time": time.time()})
             while self._stacks:
-                rank, text = self._stacks.pop()
-                self._say({"t": "stack", "rank": rank, "stack": text})
+                rank, text, why = self._stacks.pop()
+                self._say({"t": "stack", "rank": rank, "stack": text, "why": why})
             time.sleep(_TICK)
 
     def _listen_to_workers(self) -> None:
@@ -226,10 +226,10 @@ class Node:
     def _read_stack(self, one: _Worker) -> None:
         try:
             found = dump(one.process.pid, timeout=3.0)
-            text = found.why if found.status != "ok" else _stack_text(found.threads)
+            text, why = _stack_text(found.threads), found.why
         except MldebugError as exc:
-            text = str(exc)
-        self._stacks.append((one.rank, text))
+            text, why = "", f"{exc.message}: {exc.hint}"
+        self._stacks.append((one.rank, text, why or "it has no Python stack"))
 
     def _say(self, message: Message) -> None:
         if self.link is not None:
