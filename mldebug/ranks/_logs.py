@@ -16,7 +16,7 @@ from mldebug.ranks._logs_read import LogFile, cleaned, find_logs, in_turns, look
 from mldebug.ranks._logs_report import FoldedLine, LogsReport, make_report
 from mldebug.ranks._logs_source import Source, Sources
 from mldebug.ranks._logs_split import Split
-from mldebug.ranks._logs_traceback import HEADER, Gathering, Kinds
+from mldebug.ranks._logs_traceback import HEADER, Gathering, Kinds, begins
 from mldebug.ranks._logs_weave import Weave
 
 
@@ -90,6 +90,7 @@ def _folded(entry: Entry, sources: Sources) -> FoldedLine:
 
 
 _NAMED = re.compile(rb"\[(?:PG [^\]]*?)?[Rr]ank (\d+)\]")
+_SPAWNED = re.compile(rb"-- Process (\d+) terminated with the following error:")
 _TOLD = 16 << 20  # bytes between two words of progress
 
 
@@ -107,6 +108,7 @@ class _File:
         self.last: Source | None = None
         self.weave = Weave()
         self.time = b""
+        self.hook = True  # `[rank3]: ` is there by torch's hook alone, before lines of tracebacks
 
 
 class _Reading:
@@ -132,6 +134,7 @@ class _Reading:
         self._own = own
         self.ranks = ranks
         self._open = 0  # tracebacks under way
+        self._begun = 0  # tracebacks so far
 
     def read(self, paths: list[str]) -> None:
         states: dict[int, _File] = {}
@@ -198,13 +201,15 @@ class _Reading:
         for prefix, stamp, rest in state.prefixes.lines(data):
             number += 1
             if prefix:
-                source = known.get(prefix) or self._learn(state, prefix)
+                source = known.get(prefix) or self._learn(state, prefix, plain=True)
             elif b"ank " in rest or b"] NCCL " in rest:
                 source = self._without_prefix(state, stamp + rest)
             else:
                 source = other
             if rest:
                 source.last = rest
+                if source.traced:
+                    source.goes_on()
                 if source.wanted:
                     entry = timed.get(rest) if stamp else untimed.get(rest)
                     if entry is not None and not entry.mask & source.bit:
@@ -255,12 +260,16 @@ class _Reading:
         if not self._of_traceback(state, source, prefix, text, number) and text.strip():
             self.ends.look(text, self._named_in(text) or source if source.rank is None else source)
             source.last = text
+            if state.hook and b"[rank" in prefix and text[:1] not in b"[ \t":
+                state.hook = False
+            if source.traced:
+                source.goes_on()
             if source.wanted:
                 self.window.add(text, source, number)
 
     def _of_traceback(self, state: _File, source: Source, prefix: bytes, text: bytes, number: int) -> bool:
         """Whether the line is part of a traceback; begins and ends them."""
-        hook = b"[rank" in prefix
+        hook = state.hook and b"[rank" in prefix
         alone = source is not state.other or source.rank is not None
         if alone and source.open is not None:
             verdict = source.open.take(text, hook)
@@ -270,23 +279,25 @@ class _Reading:
             source.open = None
         elif not alone and state.weave.open:
             taken, over = (
-                (False, [])
-                if text.startswith(HEADER) and state.weave.open[-1].state != "chain"
-                else state.weave.take(text)
+                (False, []) if begins(text) and state.weave.open[-1].state != "chain" else state.weave.take(text)
             )
             for one in over:
                 self._finish(one, source, number)
             if taken:
                 return True
-        at = text.find(HEADER)
+        at = 0 if begins(text) else text.find(HEADER)
         if at < 0:
             return False
         start = text.rfind(b"+ Exception Group ", 0, at)
         before = text[: at if start < 0 else start].strip()
         if before and (b" " in before or len(before) > 60):  # somebody's line had no end: this is another's
             self.broken += 1
-        one = Gathering(text[at:] if start < 0 else text, number, state.file.path, source.time or state.time, hook)
+        time = source.time or state.time
+        one = Gathering(text[at:] if start < 0 else text, number, state.file.path, time, hook, self._begun)
+        if source.nobody and (found := _SPAWNED.match(source.last)):
+            one.named = int(found[1])
         self._open += 1
+        self._begun += 1
         one.entry = self.window.reserve(source, number)
         if alone:
             source.open = one
@@ -296,11 +307,19 @@ class _Reading:
 
     def _finish(self, one: Gathering, source: Source, number: int) -> None:
         self._open -= 1
+        if one.named is not None and one.entry is not None:
+            source = self.sources.of(Who(rank=one.named), "", None)
+            self._choose(source)
+            one.entry.mask = source.bit
         if any(b"ChildFailedError" in line for line in one.exceptions):
             self.ends.read_summary(one.lines)
         if not source.wanted:
             return
         kind = self.kinds.add(one, source)
+        if kind is not None and not source.nobody:
+            kind.survived &= ~source.bit
+            source.traced.append(kind)
+            source.after = 0
         if kind is not None and not kind.launcher and one.entry is not None:
             text = b"<traceback> " + (one.exceptions[-1] if one.exceptions else kind.exception)
             self.window.settle(
@@ -309,7 +328,9 @@ class _Reading:
 
     # Whose line is it
 
-    def _learn(self, state: _File, prefix: bytes) -> Source:
+    def _learn(self, state: _File, prefix: bytes, plain: bool = False) -> Source:
+        if plain and b"[rank" in prefix and prefix.endswith(b" "):
+            state.hook = False
         who = state.prefixes.who(prefix)
         source = self.sources.of(who, state.label, state.rank)
         state.known[prefix] = source

@@ -12,7 +12,7 @@ from mldebug.ranks._logs_source import Source
 MARKS = (
     b"Traceback", b"Watchdog caught", b"last enqueued", b"Fatal Python", b"egmentation fault", b"terminate called",
     b"Bus error", b"oom", b"OOM", b"Killed", b"exitcode", b"srun: error", b"CANCELLED", b"NCCL WARN", b"core dumped",
-    b"exits with return code",
+    b"exits with return code", b"SyntaxError", b"IndentationError",
 )  # fmt: skip
 
 _WATCHDOG = re.compile(rb"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
@@ -27,6 +27,7 @@ _EVENTS = tuple(
         (rb"srun: error: (\S+: tasks? [\d,-]+: [^\n]{1,60})", "srun: %s"),
         (rb"^Killed$|: line \d+: +\d+ Killed ", "killed (SIGKILL: the OOM killer, or kill -9)"),
         (rb"[Ss]egmentation fault", "segmentation fault"),
+        (rb"^((?:Syntax|Indentation)Error: [^\n]{1,120})", "%s"),
         (rb"Bus error", "bus error (a full /dev/shm is the usual reason)"),
         (rb"terminate called after throwing an instance of '([^']*)'", "C++ exception %s ended it"),
         (rb"oom[-_ ]kill|Out of memory: Killed|OOM Killed|OOMKilled", "killed for want of memory (OOM)"),

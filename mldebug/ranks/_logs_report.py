@@ -60,6 +60,7 @@ class LogTraceback:
     file: str
     line: int
     whole: bool
+    survived: bool  # all ranks that have it printed many lines more
 
     @property
     def who(self) -> str:
@@ -148,7 +149,10 @@ class LogsReport(Report):
         lines: list[str] = []
         causes = [one for one in self.tracebacks if not one.victim]
         for number, one in enumerate(causes[:_SHOWN], 1):
-            lines += ["", f"{number}. {_on(one)}{'' if one.whole else ', which breaks off'}  ({_at(one)})"]
+            more = (", which breaks off" if not one.whole else "") + (
+                ", which went on after it" if one.survived else ""
+            )
+            lines += ["", f"{number}. {_on(one)}{more}  ({_at(one)})"]
             lines += [f"    {line}" for line in one.text.split("\n")]
             if len(one.messages) > 1:
                 lines.append(f"   {len(one.messages) + one.more_messages} different messages:")
@@ -229,7 +233,7 @@ def make_report(reading: _Reading, folded: tuple[FoldedLine, ...]) -> LogsReport
 
     def place(kind: Kind) -> tuple[Any, ...]:
         by = kind.time if timed else b""
-        return (bool(kind.victim), not kind.whole, kind not in first_of_torchrun, by, kind.order)
+        return (bool(kind.victim), _is_survived(kind), not kind.whole, kind not in first_of_torchrun, by, kind.order)
 
     kinds.sort(key=place)
     by = (
@@ -289,7 +293,12 @@ def _traceback(kind: Kind, names: _Names) -> LogTraceback:
     return LogTraceback(
         _decoded(kind.text), _decoded(kind.exception), kind.victim, names.ranks(kind.mask), names.others(kind.mask),
         kind.times, messages, kind.more_messages, _decoded(kind.time), kind.file, kind.line, kind.whole,
+        _is_survived(kind),
     )  # fmt: skip
+
+
+def _is_survived(kind: Kind) -> bool:
+    return kind.mask & ~kind.survived == 0
 
 
 def _silent(reading: _Reading, names: _Names, tracebacks: tuple[LogTraceback, ...]) -> tuple[Silent, ...]:

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 from mldebug.ranks._logs_prefix import Who
 
 if TYPE_CHECKING:
-    from mldebug.ranks._logs_traceback import Gathering
+    from mldebug.ranks._logs_traceback import Gathering, Kind
 
 
 NOBODY = "no rank"
+_LIFE = 50  # lines after a traceback; wandb's last words are fewer
 
 
 class Source:
     """One writer. `rank` may be learnt late: torchrun's `[default3]:` is a local rank until a traceback says more."""
 
-    __slots__ = ("bit", "group", "index", "last", "local", "open", "rank", "time", "wanted", "words")
+    __slots__ = ("after", "bit", "group", "index", "last", "local", "open", "rank", "time", "traced", "wanted", "words")
 
     @property
     def nobody(self) -> bool:
@@ -34,6 +35,16 @@ class Source:
         self.time = b""
         self.open: Gathering | None = None  # a traceback under way
         self.wanted = True
+        self.traced: list[Kind] = []  # its tracebacks, until it is seen that it lives on
+        self.after = 0  # lines since then
+
+    def goes_on(self) -> None:
+        """A line after a traceback: many of them say that the traceback was not the end."""
+        self.after += 1
+        if self.after == _LIFE:
+            for kind in self.traced:
+                kind.survived |= self.bit
+            self.traced.clear()
 
 
 class Sources:

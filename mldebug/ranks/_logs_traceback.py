@@ -10,6 +10,8 @@ from mldebug.ranks._logs_normal import normal, normal_peer
 from mldebug.ranks._logs_source import Source
 
 HEADER = b"Traceback (most recent call last):"
+_RICH = b"\xe2\x95\xad\xe2\x94\x80"  # how the box begins that rich draws around it
+_RICH_SIDES = (b"\xe2\x94\x82", b"\xe2\x95\xb0")
 _LINES = 400  # of one traceback
 _KINDS = 256
 _MESSAGES = 64  # of one kind
@@ -18,11 +20,12 @@ _FOREIGN = 200  # lines of others that may stand between the lines of a tracebac
 _CHAIN = (b"During handling of the above exception", b"The above exception was the direct cause")
 _EXCEPTION = re.compile(rb"[A-Za-z_][\w.]*(?:\[[^\]]*\])?:(?= |$)|(?:[\w.]+\.)?[A-Z]\w+$")
 _FRAME = re.compile(rb'[ |]*File "(.*?)", line (\d+)(?:, in (.*))?')
+_RICH_FRAME = re.compile(rb"\xe2\x94\x82 (\S+?):(\d+) in (.*?) +\xe2\x94\x82")
 _GUTTER = re.compile(rb" *[|+]")
 _GOES_ON = re.compile(rb"CUDA kernel errors might|For debugging consider|Compile with `?TORCH_USE|Device-side assert"
                       rb"|Exception raised from|frame #\d+:|Last error:|nccl\w+: |\(?Triggered internally"
                       rb"|NOTE: |Search for `cuda|Exception in thread|Expected |Original Traceback")  # fmt: skip
-_LAUNCHER = re.compile(rb"(?:[\w.]*\.)?(?:ChildFailedError|CalledProcessError)\b")
+_LAUNCHER = re.compile(rb"(?:[\w.]*\.)?(?:ChildFailedError|CalledProcessError|Process(?:Raised|Exited)Exception)\b")
 _SEPARATOR = re.compile(rb"={10,}$")
 
 # A rank that ends with one of these felt the end of another rank, or was told to end.
@@ -61,19 +64,24 @@ class Gathering:
         "hook",
         "line",
         "lines",
-        "place",
+        "named",
+        "order",
+        "rich",
         "state",
         "summary",
         "time",
     )
 
-    def __init__(self, first: bytes, line: int, file: str, time: bytes, hook: bool) -> None:
+    def __init__(self, first: bytes, line: int, file: str, time: bytes, hook: bool, order: int) -> None:
         self.lines = [first]
         self.line = line
         self.file = file
         self.time = time
         self.hook = hook  # torch's hook put the prefix there: every line with it belongs to the traceback
+        self.order = order
         self.grouped = b"Exception Group" in first
+        self.rich = first.startswith(_RICH)
+        self.named: int | None = None  # the rank that the line before it has named
         self.exceptions: list[bytes] = []
         self.state = "stack"
         self.summary = 0  # separators still to come of torchrun's block
@@ -99,14 +107,16 @@ class Gathering:
     def _stack(self, text: bytes) -> bool | None:
         if text[:1] in (b" ", b"\t"):
             return self._keep(text, "stack")
-        if text.startswith(HEADER) or text.lstrip(b" +|").startswith(b"Exception Group Traceback"):
+        if self.rich and text.startswith(_RICH_SIDES):
+            return self._keep(text, "stack")
+        if begins(text) or text.lstrip(b" +|").startswith(b"Exception Group Traceback"):
             return None
         if self.grouped and _GUTTER.match(self.lines[-1]):
             return self._after(text, False)
         if _EXCEPTION.match(text) and len(self.lines) > 1:
             self.exceptions.append(text)
             if _LAUNCHER.match(text):
-                self.summary = 2 if text.rstrip().endswith(b":") else 0
+                self.summary = 2 if text.rstrip().endswith(b"ChildFailedError:") else 0
             return self._keep(text, "after")
         return self._keep(text, "stack") if not text.strip() else False
 
@@ -115,7 +125,7 @@ class Gathering:
             return self._keep(text, self.state) if self.lines[-1].strip() or self.lines[-2].strip() else None
         if text.startswith(_CHAIN):
             return self._keep(text, "chain")
-        if text.startswith(HEADER) or text.startswith(b"  + Exception Group"):
+        if begins(text) or text.startswith(b"  + Exception Group"):
             if self.state != "chain":
                 return None
             self.grouped = self.grouped or b"Exception Group" in text
@@ -155,6 +165,7 @@ class Kind:
     launcher: bool = False
     whole: bool = True
     mask: int = 0
+    survived: int = 0  # mask of those that went on for long after it
     times: int = 0
     messages: dict[bytes, list[object]] = field(default_factory=dict)  # normal -> [mask, as first seen]
     more_messages: int = 0
@@ -180,7 +191,7 @@ class Kinds:
                 self.left_out += 1
                 return None
             text = b"\n".join(got.lines)
-            kind = Kind(text, last, got.line, got.file, len(self.all), got.time, whole=got.whole)
+            kind = Kind(text, last, got.line, got.file, got.order, got.time, whole=got.whole)
             kind.launcher = bool(got.exceptions and _LAUNCHER.match(last))
             kind.victim = victim
             self.all[key] = kind
@@ -198,6 +209,11 @@ class Kinds:
         return kind
 
 
+def begins(text: bytes) -> bool:
+    """Whether a traceback begins with this line."""
+    return text.startswith(HEADER) or (text.startswith(_RICH) and b"Traceback (most recent call last)" in text)
+
+
 def victim_words(message: bytes) -> str:
     """What befell a rank whose exception says this, or "" where it may be the cause itself."""
     return next((words for pattern, words in _VICTIMS if pattern.search(message)), "")
@@ -208,7 +224,7 @@ def _key(got: Gathering, source: Source) -> tuple[object, bytes]:
     frames: list[bytes] = []
     message: list[bytes] = []
     for line in got.lines:
-        frame = _FRAME.match(line)
+        frame = _FRAME.match(line) or (_RICH_FRAME.match(line) if got.rich else None)
         if frame:
             frames.append(b"%s:%s:%s" % (frame[1], frame[2], frame[3] or b""))
         elif got.grouped and _GUTTER.match(line):

@@ -30,7 +30,7 @@ class Weave:
     def take(self, text: bytes) -> tuple[bool, list[Gathering]]:
         """Whether the line belongs to one of them, and those that are over."""
         over: list[Gathering] = []
-        busy = [one for one in self.open if one.state == "stack" and not one.grouped]
+        busy = [one for one in self.open if one.state == "stack" and not (one.grouped or one.rich)]
         ended = next((one for one in self.open if one.state == "after" and one.wants(text)), None)
         if ended is not None:  # more of its message, and no exception of another
             ended.take(text, False)

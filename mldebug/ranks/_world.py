@@ -35,8 +35,9 @@ def local_rank() -> int:
     me = who()
     if me.local_rank is None:
         raise MldebugError(
-            f"the local rank of rank {me.rank} of {me.size} is not known: {me.source} is set, and LOCAL_RANK is not",
-            "start it with torchrun, or under srun: `export LOCAL_RANK=$SLURM_LOCALID` in each task",
+            f"the local rank of rank {me.rank} of {me.size} is not known: {me.source} does not tell it, and LOCAL_RANK "
+            "is not set",
+            "start it with torchrun, or set LOCAL_RANK in each process: under srun `export LOCAL_RANK=$SLURM_LOCALID`",
         )
     return me.local_rank
 

@@ -158,3 +158,77 @@ def test_workers_of_ray_are_told_apart(tmp_path: Path) -> None:
 def test_pods_that_say_the_same_are_told_by_their_numbers(tmp_path: Path) -> None:
     text = "".join(f"[pod/job-worker-{n}/main] step {step}\n" for step in range(9) for n in range(64) if n != 7)
     assert read(tmp_path, text).folded[0].who == "job-worker-[0-6,8-63]"
+
+
+RICH = """\
+╭──────────── Traceback (most recent call last) ────────────╮
+│ /app/train.py:13 in <module>                              │
+│                                                           │
+│ ❱ 13 main()                                               │
+│ /app/train.py:8 in main                                   │
+│ ❱  8 raise ValueError("bad shard 7")                      │
+╰───────────────────────────────────────────────────────────╯
+{}: bad shard 7
+"""
+
+
+@pytest.mark.parametrize("prefix", ["[default{}]:", "{}: ", "[rank{}]: "])
+def test_tracebacks_that_rich_has_drawn(tmp_path: Path, prefix: str) -> None:
+    chain = "\nThe above exception was the direct cause of the following exception:\n\n"
+    text = RICH.format("IndexError") + chain + RICH.format("ValueError")
+    text = "".join(prefixed(prefix.format(rank), text) for rank in (1, 2))
+    report = read(tmp_path, steps(prefix, 4) + text + steps(prefix, 4))
+    assert [(one.ranks, one.exception, one.whole) for one in report.tracebacks] == [
+        ((1, 2), "ValueError: bad shard 7", True)
+    ]
+    assert report.tracebacks[0].text.count("╰") == 2
+    assert report.broken == 0
+
+
+def test_a_traceback_of_rich_without_a_prefix(tmp_path: Path) -> None:
+    report = read(tmp_path, "step 1\n" + RICH.format("ValueError") + "step 2\n" + RICH.format("KeyError"))
+    assert [one.exception for one in report.tracebacks] == ["ValueError: bad shard 7", "KeyError: bad shard 7"]
+
+
+def test_a_process_of_spawn_is_named(tmp_path: Path) -> None:
+    """torch.multiprocessing.spawn shows the traceback of its child below its own."""
+    own = TRACEBACK.format(exception="torch.multiprocessing.spawn.ProcessRaisedException: ")
+    below = "\n\n-- Process 1 terminated with the following error:\n"
+    report = read(tmp_path, "step 1\n" + own + below + OOM + "\n\n")
+    assert [(one.ranks, one.text) for one in report.tracebacks] == [((1,), OOM)]
+    assert "[1]: torch.OutOfMemoryError" in head(report)
+
+
+def test_a_script_that_cannot_be_parsed(tmp_path: Path) -> None:
+    text = '  File "/app/train.py", line 1\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n'
+    report = read(tmp_path, prefixed("[rank0]: ", text) + prefixed("[rank1]: ", text))
+    assert head(report).startswith("no traceback; SyntaxError: invalid syntax: [0-1]")
+
+
+def test_the_first_is_the_one_that_began_first(tmp_path: Path) -> None:
+    """A message that may go on is over only when something else comes."""
+    first = TRACEBACK.format(exception="ValueError: a")
+    report = read(tmp_path, first + "\n" + TRACEBACK.format(exception="KeyError: b").replace("9", "7") + "\nend\n" * 3)
+    assert [one.exception for one in report.tracebacks] == ["ValueError: a", "KeyError: b"]
+
+
+def test_a_traceback_that_its_ranks_survived_comes_after_the_one_they_died_of(tmp_path: Path) -> None:
+    caught = "".join(prefixed(f"[rank{rank}]: ", TRACEBACK.format(exception="OSError: upload")) for rank in (0, 1))
+    went_on = "".join(f"[rank{rank}]: step {step}\n" for step in range(60) for rank in (0, 1))
+    report = read(tmp_path, steps("[rank{}]: ", 2) + caught + went_on + prefixed("[rank1]: ", OOM))
+    assert [(one.exception[:9], one.survived) for one in report.tracebacks] == [
+        ("torch.Out", False),
+        ("OSError: ", True),
+    ]
+    assert "[1]: torch.OutOfMemoryError" in head(report)
+    assert "2. [0-1], which went on after it" in report.text()
+
+
+def test_a_traceback_is_not_survived_where_the_other_ranks_went_on(tmp_path: Path) -> None:
+    died = prefixed("[rank0]: ", TRACEBACK.format(exception="OSError: disk"))
+    went_on = "".join(f"[rank1]: step {step}\n" for step in range(60))
+    report = read(tmp_path, steps("[rank{}]: ", 2) + died + went_on + prefixed("[rank1]: ", OOM))
+    assert [(one.exception[:9], one.survived) for one in report.tracebacks] == [
+        ("OSError: ", False),
+        ("torch.Out", False),
+    ]
