@@ -22,7 +22,7 @@ from mldebug.cluster._dist_node import Node, Unheard
 from mldebug.cluster._dist_report import DistTestReport, make_report, read_report
 from mldebug.cluster._dist_where import Where, apart, find, local_world, plan
 from mldebug.cluster._dist_wire import listen
-from mldebug.core.errors import UsageError
+from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.world import Claim, claims, job
 
 BACKENDS = ("auto", "nccl", "rccl", "gloo", "xccl")
@@ -134,7 +134,7 @@ def _launch(options: Options, show: Show | None) -> DistTestReport:
     try:
         node.run(keep, interrupted)
     except Unheard as exc:  # the thread failed: it says so itself, on stderr
-        raise UsageError(exc.why, "run it again") from exc
+        raise MldebugError(exc.why, "this is a fault of mldebug: please report what stderr says") from exc
     thread.join(3.0)
     return shown[0]
 

@@ -38,9 +38,11 @@ class Where:
         if not any(resolve(host) for host in self.hosts):
             return f"the host of rank 0, {', '.join(self.hosts)} ({self.source}), cannot be resolved here"
         kinds = sorted(set(why.values()))
+        first, more = self.candidates[0], len(self.candidates) - 1
+        ports_text = f"port {first}" + (f" and {more} others" if more else "")
         return (
             f"no collector answers on the host of rank 0, {', '.join(names)} ({self.source}), "
-            f"ports {', '.join(map(str, self.candidates))}: {' or '.join(kinds) or 'no answer'} for {seconds:g} s"
+            f"{ports_text}: {' or '.join(kinds) or 'no answer'} for {seconds:g} s"
         )
 
 
@@ -60,7 +62,7 @@ def find(env: Mapping[str, str], job: str, world: int, local_world: int | None, 
     if "SLURM_PROCID" in env and nodes:
         return Where((_first(nodes),), f"the first of SLURM's nodes {nodes}", candidates)
     if addresses := _of_mpirun(env):
-        return Where(addresses, "the host of mpirun", candidates)
+        return Where(addresses, "the host of mpirun; if rank 0 is on another: -x MASTER_ADDR=HOST", candidates)
     raise UsageError(
         f"which host has rank 0 of these {world} ranks is not known: MASTER_ADDR is not set",
         "export MASTER_ADDR=<the host of rank 0>, for example mpirun -x MASTER_ADDR=node1 ...",
