@@ -93,7 +93,7 @@ class RingReader:
         count = held if last is None else min(last, held)
         first = (newest + 1 - count) % self._count
         until = min(count, self._count - first)
-        head = int.from_bytes(self._map[layout.HEAD_AT : layout.HEAD_AT + 8], "little")
+        head = int.from_bytes(self._map[layout.HEAD_AT : layout.HEAD_AT + 8], "little") & _MOST_RECORDS
         self.first = head + (newest - head) % self._count - count + 1
         return Records(self._words[first : first + until], self._words[: count - until])
 
@@ -239,6 +239,7 @@ class Records(Sequence[int]):
         return int(self._parts[part][at])
 
 
+_MOST_RECORDS = (1 << 60) - 1  # more is a file that is not what it says
 _THREAD = (layout.THREADS - 1) << layout.THREAD_SHIFT
 
 

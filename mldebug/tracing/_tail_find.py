@@ -179,11 +179,8 @@ def _sort(traces: list[Trace], unreadable: list[str]) -> Found:
         if trace.rank in ranks:
             earlier.append(ranks[trace.rank])
         ranks[trace.rank] = trace
-    repeated = {trace.rank for trace in earlier}
-    if repeated:
-        began = min(ranks[rank].started for rank in repeated)
-        for rank in [rank for rank, trace in ranks.items() if trace.written < began - 1]:
-            earlier.append(ranks.pop(rank))
+    for rank in [rank for rank, trace in ranks.items() if _is_old(trace, ranks, earlier)]:
+        earlier.append(ranks.pop(rank))
     mains = {(trace.host, trace.rank, trace.pid) for trace in ranks.values()}
     old = [child for child in children if not _descends(child, children, mains)]
     children = [child for child in children if child not in old]
@@ -193,6 +190,15 @@ def _sort(traces: list[Trace], unreadable: list[str]) -> Found:
 
 
 _MOST_RANKS = 10_000_000  # more than that is a file that is not what it says
+
+
+def _is_old(trace: Trace, ranks: dict[int, Trace], earlier: list[Trace]) -> bool:
+    """Whether it ran beside a trace that another rank has a newer one of, and had ended before that began."""
+    return any(
+        trace.written < ranks[other.rank].started - 1 and trace.started <= other.written
+        for other in earlier
+        if other.rank in ranks
+    )
 
 
 def _descends(child: Trace, children: list[Trace], mains: set[tuple[str, int, int]]) -> bool:

@@ -23,7 +23,8 @@ def starts(traces: dict[int, Trace], endings: dict[int, Ending]) -> tuple[dict[i
     if not any(trace.cut for trace in traces.values()):
         return {rank: Place(0, 0, 0) for rank in traces}, ()
     begins = {rank: _begin(trace) if trace.cut else trace.started for rank, trace in traces.items()}
-    ends = {rank: endings[rank].stopped + (0 if endings[rank].exact else 1) for rank in traces}
+    # A file system's clock may be behind that of the job.
+    ends = {rank: max(begins[rank], endings[rank].stopped + (0 if endings[rank].exact else 1)) for rank in traces}
     moment = _shared_moment(list(begins.values()), list(ends.values()))
     places = {rank: _at(trace, moment) for rank, trace in traces.items() if begins[rank] <= moment <= ends[rank]}
     anchor = _anchor(traces, places)

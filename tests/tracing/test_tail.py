@@ -258,3 +258,30 @@ def test_a_rank_that_was_killed_where_the_others_went_on_is_only_behind(tmp_path
     for rank in range(4):
         write_trace(tmp_path, rank, loop(20 if rank == 2 else 30, _step), ended=rank != 2)
     assert trace_tail(tmp_path).partings == ()
+
+
+def test_a_rank_that_is_missing_in_the_third_attempt(tmp_path: Path) -> None:
+    for attempt in range(3):
+        for rank in range(4):
+            if (attempt, rank) != (2, 2):
+                write_trace(tmp_path, rank, loop(20, _step), pid=100 * attempt + rank, later=60.0 * attempt)
+    report = trace_tail(tmp_path)
+    assert (report.missing, report.earlier) == ((2,), 8)
+
+
+def test_a_rank_that_died_before_another_began_is_of_the_same_attempt(tmp_path: Path) -> None:
+    for attempt in range(2):
+        for rank in range(4):
+            later = 60.0 * attempt + 20 * (rank == 3)
+            write_trace(tmp_path, rank, loop(20, _step), pid=100 * attempt + rank, later=later)
+    report = trace_tail(tmp_path)
+    assert (report.missing, report.earlier) == ((), 4)
+
+
+def test_a_file_system_whose_clock_is_behind(tmp_path: Path) -> None:
+    for rank in range(2):
+        write_trace(tmp_path, rank, loop(20, _step), world=2, pieces=4, drop=2, seconds=0.5)
+        for each in tmp_path.iterdir():
+            each.write_text(each.read_text().replace("0:00:00 ", ""))  # without times
+            os.utime(each, (1.0, 1.0))
+    assert trace_tail(tmp_path).partings == ()

@@ -6,7 +6,7 @@ import gzip
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mldebug.core.errors import MldebugError
@@ -55,6 +55,7 @@ def test_any_bytes_are_read(files: list[tuple[bytes, list[bytes]]], pattern: byt
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, Layout(SMALLEST).end - 9), st.binary(min_size=1, max_size=8)), max_size=30))
+@example([(4095, b"\x80")])  # a head beyond 63 bits
 def test_any_ring_is_read(damage: list[tuple[int, bytes]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ring = Ring(folder, SMALLEST)
