@@ -154,6 +154,11 @@ PLANTS = {
         "srun", {"before": "test $(hostname) = h2 && export GLOO_SOCKET_IFNAME=lo"}, 2, "h2", "GLOO_SOCKET_IFNAME=lo",
     ),
     "worker stopped, ssh": ("ssh", {"ranks": [3], "at": "all_reduce", "do": "stop"}, 3, "h2", "stopped"),
+    "two nodes with one node rank": (
+        "mpirun",
+        {"before": "test $(hostname) = h3 && export RANK=$((OMPI_COMM_WORLD_RANK - 2)) WORLD_SIZE=6 LOCAL_RANK=0"},
+        2, None, "rank 2 is already taken by pid",
+    ),
     "worlds of one": ("srun", {"before": "export RANK=0 WORLD_SIZE=1 LOCAL_RANK=0"}, 0, None, "world of its own"),
 }  # fmt: skip
 
@@ -180,6 +185,19 @@ def test_names_the_culprit(cluster: Cluster, name: str) -> None:
     assert culprit["rank"] == rank and host in (culprit["host"], None), first["culprits"]
     assert word in culprit["reason"]
     assert not first["ok"] and launched.process.returncode != 0
+    assert cluster.left() == []
+
+
+@SRUN
+def test_real_ranks_with_gloo_between_hosts(cluster: Cluster) -> None:
+    pytest.importorskip("torch")
+    launched = cluster.launch(
+        "srun", "--bytes", "4,64K", light=False, timeout=15, ranks=[3], at="all_gather bf16", do="stop"
+    )
+    report = launched.report(120)
+    assert [(one["kind"], one["rank"], one["host"]) for one in report["culprits"]] == [("stopped", 3, "h2")]
+    checks = report["evidence"]["ranks"]["3"]["checks"]
+    assert "all_reduce bf16 4 B" in checks and "all_gather bf16 4 B" not in checks
     assert cluster.left() == []
 
 
