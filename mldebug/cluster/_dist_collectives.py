@@ -203,10 +203,12 @@ class Collectives:
     # What is wrong with a result
 
     def _wrong_part(self, got: torch.Tensor, source: int, salt: int) -> list[Wrong]:
+        self.device.sync()  # NCCL only queues: the wait for others is to be seen here, and not in a comparison
         want = self.part(source, got.numel(), got.dtype, salt)
         return [] if torch.equal(got, want) else [{"source": source, **_difference(got, want)}]
 
     def _wrong_sum(self, got: torch.Tensor, salt: int) -> list[Wrong]:
+        self.device.sync()
         want = self.total(got.numel(), got.dtype, salt)
         if torch.equal(got, want):
             return []

@@ -238,7 +238,7 @@ def _hint(one: dict[str, Any]) -> str:
 
 
 # A stack that waits for others, in a collective or for the device that runs it.
-_WAITS = re.compile(r"distributed_c10d\.py|\bsynchronize\b|\bawait_message\b")
+_WAITS = re.compile(r"distributed_c10d\.py|\b(synchronize|Device\.sync|sync|_send_recv|await_message) \(")
 
 
 def _behind(evidence: Evidence) -> list[Culprit]:

@@ -148,10 +148,19 @@ def test_nobody_is_blamed_where_all_wait_in_the_same_place() -> None:
     assert (kind, rank) == ("hang", None) and "none is behind the others" in reason
 
 
-def test_a_stack_outside_of_the_collective_tells_who_is_late() -> None:
+@pytest.mark.parametrize(
+    "waits",
+    [
+        "all_reduce (torch/distributed/distributed_c10d.py:9)",
+        "synchronize (torch/cuda/__init__.py:1219)\nDevice.sync (mldebug/cluster/_dist_device.py:62)",
+        "Device.sync (mldebug/cluster/_dist_device.py:62)",
+        "Collectives._send_recv (mldebug/cluster/_dist_collectives.py:190)",
+    ],
+)
+def test_a_stack_outside_of_the_collective_tells_who_is_late(waits: str) -> None:
     seen = stuck()
     for name, one in seen["ranks"].items():
-        one["stack"] = "read (data.py:3)" if name == "2" else "all_reduce (torch/distributed/distributed_c10d.py:9)"
+        one["stack"] = "read (data.py:3)" if name == "2" else waits
     assert first(seen)[:2] == ("behind", 2)
 
 

@@ -19,7 +19,7 @@ def collectives(world: int, rank: int = 0) -> Any:
     torch = pytest.importorskip("torch")
     from mldebug.cluster._dist_collectives import Collectives
 
-    device = SimpleNamespace(kind="cpu", torch_device=torch.device("cpu"))
+    device = SimpleNamespace(kind="cpu", torch_device=torch.device("cpu"), sync=lambda: None)
     return Collectives(rank, world, device, (), SimpleNamespace())  # type: ignore[arg-type]
 
 
