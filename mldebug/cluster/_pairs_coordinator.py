@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from mldebug.core.hosts import fold_hosts
 _TICK = 0.05
 _GRACE = 1.5  # seconds after the first sign of a failure, in which its cause may show itself
 _DEATHS = 3  # in a row, and a worker is not started again
-_LEAST = 5.0  # seconds that a pair has in any case, within the timeout
+_LEAST = 10.0  # seconds that a pair has in any case, within the timeout
 _TIMES = 10  # and as often the time of the slowest pair that ended well
 _SILENT = 5.0  # seconds; what looks after workers beats twice a second
 
@@ -394,7 +395,7 @@ class Coordinator:
             task.take(number, message)
 
     def _ended(self, gpu: Gpu, task: Task | None, code: int) -> None:
-        why = gpu.why or (f"its worker was killed by signal {-code}" if code < 0 else f"its worker left ({code})")
+        why = gpu.why or (f"its worker was killed by {_signal(-code)}" if code < 0 else f"its worker left ({code})")
         if task is not None:
             task.end(self.gpus.index(gpu), why)
         elif gpu.state in ("ready", "loading"):
@@ -428,6 +429,12 @@ class Coordinator:
         for number, gpu in enumerate(self.gpus):
             found.setdefault(gpu.host, []).append(number)
         return list(found.values())
+
+
+def _signal(number: int) -> str:
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
 def _address(agent: Agent, other: Agent) -> str:

@@ -144,6 +144,8 @@ class _Space:
         linked = (pairs + pairs.T) > 0
         np.fill_diagonal(linked, False)
         partners = linked.sum(axis=1)
+        # A node alone has no siblings: it is bad where most of its pairs fail.
+        some = len(self.grid.hosts) > 1 or 2 * int((self.grid.failed > 0).sum()) > int(self.grid.measured.sum())
         for scope, way, amount, many, allowed in (
             (
                 "all",
@@ -155,7 +157,7 @@ class _Space:
             ("inter", "both", sent + received, sent_pairs + received_pairs, partners > 1),
             ("inter", "tx", sent, sent_pairs, partners > 1),
             ("inter", "rx", received, received_pairs, partners > 1),
-            ("intra", "both", own, own_pairs, self.gpus_of > 2),
+            ("intra", "both", own, own_pairs, (self.gpus_of > 2) & some),
         ):
             gain = np.where(allowed, _gain(amount, many), 0)
             for one in _top(gain):
