@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mldebug.cluster._dist_wire import Gone, Message, Wire
+from mldebug.cluster._pairs_parts import Agent, Gpu, Wanted, address_for, signal_name
 from mldebug.cluster._pairs_tasks import Task, tasks_of
 from mldebug.core.hosts import fold_hosts
 
@@ -24,52 +23,6 @@ _DEATHS = 3  # in a row, and a worker is not started again
 _LEAST = 10.0  # seconds that a pair has in any case, within the timeout
 _TIMES = 10  # and as often the time of the slowest pair that ended well
 _SILENT = 5.0  # seconds; what looks after workers beats twice a second
-
-
-@dataclass
-class Gpu:
-    """A worker and its history. `state` is absent, loading, ready, busy or gone."""
-
-    name: str
-    host: str
-    local: int
-    agent: Agent | None
-    state: str = "loading"
-    since: float = field(default_factory=time.monotonic)
-    port: int = 0
-    pid: int = 0
-    process: str = ""  # the state of its process: T is stopped
-    deaths: int = 0  # in a row
-    hangs: int = 0
-    why: str = ""  # what it said of itself, or why it is gone
-    lost: str = ""  # how it went: missing, start, dead or hang
-    past: int = 0  # the process before this one
-
-
-@dataclass(eq=False)
-class Agent:
-    wire: Wire
-    name: str = ""  # the host
-    address: str = ""
-    boot: str = ""
-    rank: int | None = None
-    local: list[int] = field(default_factory=list)
-    loaded: bool = False
-    early: list[Message] = field(default_factory=list)  # what its workers said before all hosts were there
-
-
-@dataclass
-class Wanted:
-    """What is to be measured, and who has to be there for it."""
-
-    job: str
-    agents: int  # how many will come
-    hosts: Sequence[str] = ()  # their names, in order, where they are known
-    mode: str = "pairs"  # or nodes
-    sample: bool = False
-    bytes: int = 0  # 0: by the device
-    timeout: float = 30.0
-    start_timeout: float = 180.0
 
 
 class Coordinator:
@@ -137,7 +90,7 @@ class Coordinator:
     def _gather(self) -> None:
         began = last = time.monotonic()
         came = 0
-        while len([agent for agent in self.came if agent.local]) < self.wanted.agents:
+        while len(self.came) < self.wanted.agents:
             self._turn()
             now = time.monotonic()
             if len(self.came) > came:
@@ -164,6 +117,8 @@ class Coordinator:
         locals_of = [sorted(agent.local) for agent in self.came]
         usual = max(locals_of, key=len, default=[0])
         for agent in self.came:
+            if not agent.local:
+                self.notes.append(f"{agent.name} has no accelerator, and nothing was measured there")
             self.gpus += [Gpu(f"{agent.name}:{local}", agent.name, local, agent) for local in agent.local]
         if self.wanted.hosts:
             for host in [host for host in self.wanted.hosts if host not in {agent.name for agent in self.came}]:
@@ -254,7 +209,7 @@ class Coordinator:
                 {
                     "t": "task", "local": gpu.local, "id": task.id, "member": member, "members": len(task.gpus),
                     "gpus": list(task.gpus), "mode": self.wanted.mode, "bytes": self.wanted.bytes,
-                    "timeout": self.wanted.timeout, "address": _address(gpu.agent, first.agent), "port": first.port,
+                    "timeout": self.wanted.timeout, "address": address_for(gpu.agent, first.agent), "port": first.port,
                 },
             )  # fmt: skip
 
@@ -395,7 +350,7 @@ class Coordinator:
             task.take(number, message)
 
     def _ended(self, gpu: Gpu, task: Task | None, code: int) -> None:
-        why = gpu.why or (f"its worker was killed by {_signal(-code)}" if code < 0 else f"its worker left ({code})")
+        why = gpu.why or (f"its worker was killed by {signal_name(-code)}" if code < 0 else f"its worker left ({code})")
         if task is not None:
             task.end(self.gpus.index(gpu), why)
         elif gpu.state in ("ready", "loading"):
@@ -429,17 +384,3 @@ class Coordinator:
         for number, gpu in enumerate(self.gpus):
             found.setdefault(gpu.host, []).append(number)
         return list(found.values())
-
-
-def _signal(number: int) -> str:
-    with contextlib.suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
-
-
-def _address(agent: Agent, other: Agent) -> str:
-    """Where `agent` finds the host of `other`; "" for the place where it found the coordinator."""
-    if agent.boot and agent.boot == other.boot:
-        return "127.0.0.1"
-    ours = other.wire.sock.getsockname()[0].removeprefix("::ffff:")
-    return "" if other.address in ("127.0.0.1", "::1", ours) else other.address

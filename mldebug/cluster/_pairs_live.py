@@ -21,8 +21,9 @@ from mldebug.cluster._dist_local import devices_here
 from mldebug.cluster._dist_node import ends_on_sigterm
 from mldebug.cluster._dist_where import find, local_world, own_addresses
 from mldebug.cluster._dist_wire import listen
-from mldebug.cluster._pairs_coordinator import Coordinator, Wanted
+from mldebug.cluster._pairs_coordinator import Coordinator
 from mldebug.cluster._pairs_evidence import SCHEMA, PairsEvidence
+from mldebug.cluster._pairs_parts import Wanted
 from mldebug.cluster._pairs_report import PairsReport
 from mldebug.cluster._pairs_tasks import evidence_of
 from mldebug.cluster._pairs_verdict import Finding, PairsVerdict
@@ -169,7 +170,7 @@ def _coordinate(options: Options, coordinator: Coordinator, show: Show | None) -
     if not names and not interrupted:
         why = "; ".join(f"{host}: {why}" for host, why in coordinator.failures().items())
         coordinator.end({"t": "end"})
-        why = why or "nothing was heard of any"
+        why = why or "; ".join(coordinator.notes) or "nothing was heard of any"
         raise MldebugError(f"no worker could be started: {why}", "`mldebug dist-test` looks closer")
     evidence = evidence_of(names, coordinator.tasks, coordinator.notes, coordinator.blame)
     report = PairsReport(judge_pairs(evidence), evidence)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from mldebug.cluster import PairsVerdict, load_pairs, pair_matrix
-from mldebug.cluster._pairs_coordinator import Agent, _address
 from mldebug.cluster._pairs_live import Options, measure
+from mldebug.cluster._pairs_parts import Agent, address_for
 from mldebug.cluster._pairs_tasks import Task, evidence_of, tasks_of
 from mldebug.core.errors import UsageError
 from tests.bed import bed as beds
@@ -224,9 +224,9 @@ def test_where_a_peer_is_found() -> None:
         return Agent(wire, address=address, boot=boot)
 
     here, near, far = agent("127.0.0.1", "x"), agent("10.0.0.1", "x"), agent("10.0.0.2", "y")
-    assert _address(here, near) == "127.0.0.1"  # the same machine
-    assert _address(far, here) == _address(far, near) == ""  # where the coordinator was found
-    assert _address(here, far) == "10.0.0.2"
+    assert address_for(here, near) == "127.0.0.1"  # the same machine
+    assert address_for(far, here) == address_for(far, near) == ""  # where the coordinator was found
+    assert address_for(here, far) == "10.0.0.2"
 
 
 # Over hosts in namespaces
