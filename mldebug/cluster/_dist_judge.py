@@ -54,7 +54,8 @@ def judge_dist_test(evidence: Evidence) -> DistVerdict:
         return DistVerdict((_rank_zero(evidence),), (), (), ())
     found = [*_apart(evidence)] or [*_clashes(evidence)]
     found += [*_dead(evidence), *_stopped(evidence), *_silent(evidence)]
-    found += [] if any(one.kind == "apart" for one in found) else _missing(evidence)
+    # Where ranks are there twice others are not there at all: that is no trouble of its own.
+    found += [] if any(one.kind in ("apart", "clash") for one in found) else _missing(evidence)
     known = {culprit.rank for culprit in found}
     found += [one for one in _duplicates(evidence) if one.rank not in known]
     unlike = differences(evidence)
@@ -110,7 +111,7 @@ def _apart(evidence: Evidence) -> Iterator[Culprit]:
 
 
 def _clashes(evidence: Evidence) -> Iterator[Culprit]:
-    for one in evidence["clashes"]:
+    for one in sorted(evidence["clashes"], key=lambda one: int(one["rank"])):
         yield Culprit(
             "clash", one["why"], one["rank"], one["host"], phase="start", pid=one["pid"], fatal=True,
             hint="two nodes have the same node rank, or two jobs the same MASTER_ADDR and MASTER_PORT",

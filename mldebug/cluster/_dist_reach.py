@@ -18,7 +18,7 @@ def unreachable(evidence: Evidence) -> list[tuple[int, str, str]]:
         for link in one["reach"]
         if link[0] not in nowhere
     ]
-    found = [(rank, why, hint) for rank, (why, hint) in nowhere.items()]
+    found = [(rank, why, hint) for rank, (why, hint) in sorted(nowhere.items())]
     while failed:
         sources = Counter(source for source, _ in failed)
         targets = Counter(link[0] for _, link in failed)
