@@ -47,7 +47,7 @@ def board_for(me: Who, *, node_only: bool, store: Any = None, timeout: float = 6
     if distributed() is not None:
         return StoreBoard(_own_connection(_store_of_group()))
     if node_only or (me.local_size is not None and me.local_size == me.size):
-        return FolderBoard(me.local_size)
+        return FolderBoard(me.local_size, me.rank)
     if where[0] and where[1].isdecimal():
         return _open(where[0], int(where[1]), me.rank == 0, timeout)
     raise MldebugError(

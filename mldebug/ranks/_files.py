@@ -27,8 +27,8 @@ class FolderBoard:
     The last of `local_size` ranks to end removes the folder; what others leave, the next job sweeps.
     """
 
-    def __init__(self, local_size: int | None = None) -> None:
-        self._folder = _enter(local_size)
+    def __init__(self, local_size: int | None = None, rank: int | None = None) -> None:
+        self._folder = _enter(local_size, rank)
 
     def write(self, name: str, note: dict[str, Any]) -> None:
         path = self._folder / quote(name, safe="")
@@ -90,7 +90,7 @@ def node() -> str:
 _entered: dict[tuple[int, str], Path] = {}
 
 
-def _enter(local_size: int | None) -> Path:
+def _enter(local_size: int | None, rank: int | None) -> Path:
     """The folder of this job, with a file in it that says that this process is here."""
     me = (os.getpid(), job())
     if me not in _entered:
@@ -99,12 +99,12 @@ def _enter(local_size: int | None) -> Path:
                          f"{tempfile.gettempdir()}/mldebug-{os.getuid()}") / "ranks"  # fmt: skip
         name = f"{node()[-40:]}.{top}.{ticks(top)}.{quote(f'{job()}-{node_name()}', safe='')[:150]}"
         folder = above / name
-        here = folder / f"here.{me[0]}.{ticks(me[0])}"
+        here = folder / f"here.{me[0]}.{ticks(me[0])}.{rank}"
         try:
             _private(str(above))
             _sweep(above)
             with _locked(above):
-                if folder.exists() and _is_of_before(folder):
+                if folder.exists() and _is_of_before(folder, rank):
                     shutil.rmtree(folder)
                 folder.mkdir(mode=0o700, exist_ok=True)
                 here.touch()
@@ -124,16 +124,23 @@ def _leave(here: Path, local_size: int) -> None:
         if here.name.split(".")[1] == str(os.getpid()):  # and not a child that was forked
             with _locked(here.parent.parent):
                 here.rename(here.with_name(here.name.replace("here.", "left.")))
-                if len(list(here.parent.glob("left.*"))) >= local_size:
+                if len(list(here.parent.glob("left.*"))) >= local_size and not _is_lived_in(here.parent):
                     shutil.rmtree(here.parent)
 
 
-def _is_of_before(folder: Path) -> bool:
-    """Whether these are notes of ranks that the same launcher had started before ours: all gone when we began."""
-    for one in folder.glob("here.*"):
-        _, pid, started = one.name.split(".")
-        if ticks(int(pid)) == int(started):
-            return False
+def _is_lived_in(folder: Path) -> bool:
+    """Whether a process that has come there, and has not left, still runs."""
+    came = [one.name.split(".") for one in folder.glob("here.*")]
+    return any(ticks(int(pid)) == int(started) for _, pid, started, _rank in came)
+
+
+def _is_of_before(folder: Path, rank: int | None) -> bool:
+    """Whether these are notes of ranks that the same launcher had started before ours: all gone when we began, or one
+    of them had our number."""
+    if _is_lived_in(folder):
+        return False
+    if rank is not None and any(one.name.startswith(("here.", "left.")) for one in folder.glob(f"*.*.*.{rank}")):
+        return True
     lives = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks(os.getpid()) / os.sysconf("SC_CLK_TCK")
     newest = max((one.stat().st_mtime for one in folder.iterdir()), default=0.0)
     return newest < time.time() - lives - 0.02  # a tick is 10 ms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.ranks import _alive, _first, main_process_by_path_first, main_process_first
+from mldebug.ranks import _alive, _files, _first, main_process_by_path_first, main_process_first
 from mldebug.ranks._board import StoreBoard
 from mldebug.ranks._files import FolderBoard
 from mldebug.ranks._first import spans
@@ -234,19 +235,13 @@ class TestTorchrun:
         for number in range(3):
             assert_main_first(seen, f"block{number}", 0, [1, 2, 3])
 
-    def test_with_one(self) -> None:
+    def test_with_one_and_its_groups_and_a_store_that_is_given(self) -> None:
         seen, _ = self.run("gloo")
-        for number in range(3):
-            assert_main_first(seen, f"block{number}", 0, [1, 2, 3])
-
-    def test_groups(self) -> None:
-        seen, _ = self.run("gloo-group")
-        assert_main_first(seen, "block", 0, [2])
-        assert_main_first(seen, "block", 1, [3])
-        assert seen[1, "block-begins"] < seen[0, "block-ends"]
-
-    def test_a_store_that_is_given(self) -> None:
-        assert_main_first(self.run("gloo-store")[0], "block", 0, [1, 2, 3])
+        for what in ("block0", "block1", "block2", "by-store"):
+            assert_main_first(seen, what, 0, [1, 2, 3])
+        assert_main_first(seen, "by-group", 0, [2])
+        assert_main_first(seen, "by-group", 1, [3])
+        assert seen[1, "by-group-begins"] < seen[0, "by-group-ends"]
 
     def test_an_error_reaches_all_ranks_after_a_restart_too(self) -> None:
         begin = time.monotonic()
@@ -346,6 +341,35 @@ def test_a_folder_board_keeps_the_first_claim(monkeypatch) -> None:
     assert board.claim(name, {"n": 2}) == {"n": 1}
     board.write(name, {"n": 3})
     assert board.read(name) == {"n": 3}
+
+
+def test_a_job_that_begins_as_soon_as_one_was_killed(monkeypatch) -> None:
+    """The same launcher starts the ranks anew at once: their files are as young as these processes."""
+    monkeypatch.setenv("MASTER_ADDR", f"again-{os.getpid()}")
+    folder = FolderBoard(2, 0)._folder
+    here = next(folder.glob("here.*"))
+    here.rename(folder / "left.1.1.0")  # of the rank 0 of before; its rank 1 was killed
+    (folder / "here.1.1.1").touch()
+    (folder / "stale").touch()
+    _files._entered.clear()
+    assert FolderBoard(2, 0)._folder == folder
+    assert not (folder / "stale").exists()
+    (folder / "left.1.1.1").touch()
+    (folder / "left.1.1.2").touch()
+    _files._leave(next(folder.glob("here.*")), 2)
+    assert not folder.exists()
+
+
+def test_nobody_takes_the_folder_from_a_rank_that_is_there(monkeypatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", f"there-{os.getpid()}")
+    folder = FolderBoard(2, 0)._folder
+    mine = next(folder.glob("here.*"))
+    alive = folder / f"here.{os.getppid()}.{_files.ticks(os.getppid())}.1"
+    for one in (alive, folder / "left.1.1.0"):
+        one.touch()
+    _files._leave(mine, 2)
+    assert folder.exists()
+    shutil.rmtree(folder)
 
 
 def test_spans() -> None:

@@ -49,6 +49,13 @@ if case in ("plain", "gloo"):
     for number in range(3):
         with main_process_first(timeout=60):
             work(f"block{number}", 0.2)
+    if case == "gloo":
+        with main_process_first(store=dist.distributed_c10d._get_default_store(), timeout=60):
+            work("by-store")
+        odd, even = dist.new_group([1, 3]), dist.new_group([0, 2])
+        with main_process_first(group=odd if me % 2 else even, timeout=60):
+            work("by-group", main=me % 2)
+        dist.destroy_process_group()
 elif case == "local":
     with local_main_process_first(timeout=60):
         work("block", main=me - local_rank())
@@ -144,15 +151,5 @@ elif case == "late-store":  # rank 0 makes the store, and the group afterwards h
         work("again")
     say(f"sum-{int(total.item())}-of-{world_size()}")
     dist.barrier()
-elif case == "gloo-group":
-    odd = dist.new_group([1, 3])
-    even = dist.new_group([0, 2])
-    with main_process_first(group=odd if me % 2 else even, timeout=60):
-        work(main=me % 2)
-    dist.destroy_process_group()
-elif case == "gloo-store":
-    store = dist.HashStore() if world_size() == 1 else dist.distributed_c10d._get_default_store()
-    with main_process_first(store=store, timeout=60):
-        work()
 if "torch" in sys.modules and case == "plain" and len(sys.argv) > 2:
     sys.exit(9)
