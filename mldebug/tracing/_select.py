@@ -63,8 +63,9 @@ class Selection:
 
 
 def is_ours(code: CodeType, names: Mapping[str, Any]) -> bool:
-    """Whether `code` is a part of mldebug."""
-    return path_of(code, names).startswith(_OURS)
+    """Whether `code` is a part of mldebug; so is the file that pip makes for the command, which imports its main()."""
+    command = sys.modules.get("mldebug.cli")
+    return path_of(code, names).startswith(_OURS) or (command is not None and names.get("main") is command.main)
 
 
 def function_of(code: CodeType) -> str:

@@ -52,6 +52,20 @@ def test_output_and_status_are_the_scripts_own(run_python: Run, script: Script, 
     assert "at_exit = 2" in text and "gone = 1" in text and "# mldebug trace end" in text
 
 
+def test_the_file_that_pip_makes_is_no_frame_of_the_program(run_python: Run, script: Script, tmp_path: Path) -> None:
+    path = script("""
+        def f(x):
+            return x + 1
+        f(1)
+    """)
+    command = tmp_path / "mldebug"
+    command.write_text("import sys\nfrom mldebug.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n")
+    words = ["trace", "-q", "-o", tmp_path / "out", "--depth", "1", "--returns", "--exceptions", "--", path]
+    assert run_python(command, *words).returncode == 0
+    text = texts(tmp_path)
+    assert "train.py:     4: f(1)" in text and "return x + 1" not in text and f"{command}:" not in text
+
+
 def test_one_line_on_stderr_says_where(run_python: Run, script: Script, tmp_path: Path) -> None:
     done = trace(run_python, tmp_path, "--", script("x = 1"))
     [path] = (tmp_path / "out").glob("trace-*.txt")
