@@ -45,8 +45,7 @@ class Stop:
     def text(self) -> str:
         about = "" if self.exact else "about "
         if self.together:
-            first = f", rank {self.first} first" if self.exact and self.before_last >= 0.1 else ""
-            return f"all ranks stopped within {about}{self.before_last:.1f} s of each other{first}"
+            return f"all ranks wrote their last line within {about}{self.before_last:.1f} s of each other"
         how = ", in order" if self.in_order else ""
         words = f"rank {rank_set(self.ranks)} stopped first{how}, {about}{self.before_next:.1f} s before the next"
         return words + (f" and {self.before_last:.1f} s before the last" if self.before_last > self.before_next else "")
@@ -122,10 +121,16 @@ class TraceTailReport(Report):
             f"{have} of {self.world_size} ranks"
             + (f"; no trace of rank {rank_set(self.missing)}" if self.missing else "")
         ]
-        if self.stopped_first is not None:
-            lines.append(self.stopped_first.text())
-        for end in self.behind:
-            lines.append(f"  rank {end.rank} at {end.place}{_iteration(end.iteration)}{_inside(end.call)}")
+        stops = [] if self.stopped_first is None else [self.stopped_first.text()]
+        stops += [
+            f"  rank {end.rank} at {end.place}{_iteration(end.iteration)}{_inside(end.call)}" for end in self.behind
+        ]
+        together = self.stopped_first is None or self.stopped_first.together
+        lines += [] if together else stops
+        cut = [rank.rank for rank in self.ranks if not rank.in_order]
+        if cut:
+            who = "no rank ended its trace" if len(cut) == have else f"rank {rank_set(cut)} did not end the trace"
+            lines.append(f"{who}: killed, or still running")
         trouble = [parting for parting in self.partings if self._counts(parting)]
         asked = [parting for parting in self.partings if not self._counts(parting)]
         for parting in trouble[:_PARTINGS]:
@@ -143,7 +148,7 @@ class TraceTailReport(Report):
             lines.append(f"  {parting.place}: {_cut(parting.line, 40)}   {sets}{_times(parting)}")
         if len(asked) > _PARTINGS:
             lines.append(f"  and {len(asked) - _PARTINGS} places more")
-        return lines
+        return lines + stops if together else lines  # whoever was a second earlier says less than where they parted
 
     def _last(self) -> list[str]:
         """Ranks with the same last lines are one group; who stopped first comes first."""

@@ -30,7 +30,10 @@ def test_equal_ranks_did_not_part(tmp_path: Path) -> None:
         write_trace(tmp_path, rank, loop(50, _step), ended=True)
     report = trace_tail(tmp_path)
     assert report.ok and not report.partings and report.missing == ()
-    assert "4 of 4 ranks\nall ranks stopped within" in report.text()
+    assert (
+        "4 of 4 ranks\nno rank went another way than the others\nall ranks wrote their last line within"
+        in report.text()
+    )
     assert "\n0-3   0:00:10  train.py:     4: loss = model(batch)" in report.text()
 
 
