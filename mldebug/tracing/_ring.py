@@ -75,7 +75,8 @@ class Ring:
         try:
             self._open()
         except OSError as exc:
-            warn(f"no ring of {size >> 20} MiB in {self.folder}: {(exc.strerror or str(exc)).lower()}")
+            reason = (exc.strerror or str(exc)).lower()
+            warn(f"no ring of {size >> 20} MiB in {self.folder}: {reason}; the job goes on without a trace")
             raise
 
     def define(self, text: bytes, context: int = 0, timed: bool = True) -> int:
