@@ -69,9 +69,8 @@ class SettraceEngine:
     def check(self) -> None:
         """Say so where the trace ended before its time."""
         if self.running and sys.gettrace() is None:
-            warn(
-                "the trace ended early: its trace function was taken away (a debugger, sys.settrace or a RecursionError does that)"
-            )
+            by = "a debugger, sys.settrace or a RecursionError does that"
+            warn(f"the trace ended early: its trace function was taken away ({by})")
 
     def after_fork(self) -> None:
         """The pen's functions are new; frames that are running have the old ones."""
