@@ -34,7 +34,8 @@ def test_one_rank_fails_and_the_others_are_victims(tmp_path: Path) -> None:
     cause, *victims = report.tracebacks
     assert (cause.ranks, cause.exception, cause.victim) == ((2,), "ValueError: bad batch", "")
     assert all(one.victim for one in victims)
-    assert [one["rank"] for one in report.failures if one["exitcode"] == 1]
+    # -6: gloo aborts the process that is on its way out, where that takes long
+    assert [one["rank"] for one in report.failures if one["exitcode"] in (1, -6)]
     assert sorted({rank for one in (*report.tracebacks, *report.silent) for rank in one.ranks}) == [0, 1, 2, 3]
     assert report.text().startswith("2 kinds of traceback; first" if victims else "1 kind of traceback; first")
 
