@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-import textwrap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mldebug.core.report import Report, paint
-from mldebug.ranks._logs_fold import rank_set
+from mldebug.ranks._logs_outside import Outside, is_interrupt, outside
 from mldebug.ranks._logs_source import NOBODY, Source
 from mldebug.ranks._logs_traceback import Kind
+from mldebug.ranks._logs_words import brackets, count, short, who, wrap
 
 if TYPE_CHECKING:
     from mldebug.ranks._logs import _Reading
@@ -33,7 +32,7 @@ class FoldedLine:
 
     @property
     def who(self) -> str:
-        return _who(self.ranks, self.others)
+        return who(self.ranks, self.others)
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class LogTraceback:
 
     @property
     def who(self) -> str:
-        return _who(self.ranks, self.others)
+        return who(self.ranks, self.others)
 
 
 @dataclass(frozen=True)
@@ -97,6 +96,7 @@ class LogsReport(Report):
     split_files: int = 0
     notes: tuple[str, ...] = ()
     interrupted: bool = False  # by Ctrl-C: there is more in the log
+    outside: Outside | None = None  # the job was interrupted, and where its ranks stood
 
     @property
     def ok(self) -> bool:
@@ -122,28 +122,31 @@ class LogsReport(Report):
     def _headline(self, width: int) -> list[str]:
         causes = [one for one in self.tracebacks if not one.victim]
         where = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
-        who = _count(len(self.ranks), "rank") if self.ranks else "no ranks"
-        about = f"{who}, {self.lines:,} lines, {where}" + (
+        ranks = count(len(self.ranks), "rank") if self.ranks else "no ranks"
+        about = f"{ranks}, {self.lines:,} lines, {where}" + (
             f", prefix {' '.join(self.prefixes)}" if self.prefixes else ""
         )
         if causes:
             by = {"time": "by time", "torchrun": "as torchrun saw it", "order": "by order in the log"}[self.first_by]
             first = causes[0]
-            kinds = f"{_count(len(self.tracebacks), 'kind')} of traceback"
-            head = f"{kinds}; first {by}: {_on(first)}: {_short(first.exception)}"
+            kinds = f"{count(len(self.tracebacks), 'kind')} of traceback"
+            head = f"{kinds}; first {by}: {_on(first)}: {short(first.exception)}"
+        elif self.outside:
+            slurm = [said for said in self._ends() if said.startswith("SLURM")]
+            head = "; ".join([self.outside.head, *slurm[:1]])
         elif self.tracebacks:
             odd = [one for one in self.silent if one.ranks]
-            kinds = f"{_count(len(self.tracebacks), 'kind')} of traceback"
+            kinds = f"{count(len(self.tracebacks), 'kind')} of traceback"
             head = f"{kinds}, and none is the cause: all felt the end of another rank"
             if odd:
                 by = next((one["launcher"] for one in self.failures if one["rank"] in odd[0].ranks), "")
                 ended = f" ({odd[0].ended}, says {by})" if by else ""
-                head += f"; look at {_brackets(odd[0].ranks)}, which left no traceback{ended}"
+                head += f"; look at {brackets(odd[0].ranks)}, which left no traceback{ended}"
             elif self.events:
                 head += f"; {self._ends()[0]}"
         else:
             head = "; ".join(["no traceback", *self._ends()[:1]])
-        return [*_wrap(head, width), *_wrap(about, width)]
+        return [*wrap(head, width), *wrap(about, width)]
 
     def _causes(self, width: int) -> list[str]:
         lines: list[str] = []
@@ -156,19 +159,20 @@ class LogsReport(Report):
             lines += [f"    {line}" for line in one.text.split("\n")]
             if len(one.messages) > 1:
                 lines.append(f"   {len(one.messages) + one.more_messages} different messages:")
-                lines += [f"    {_brackets(message.ranks)} {message.text}" for message in one.messages[:_VARIANTS]]
+                lines += [f"    {brackets(message.ranks)} {message.text}" for message in one.messages[:_VARIANTS]]
                 if len(one.messages) + one.more_messages > _VARIANTS:
                     lines.append(f"    ... {len(one.messages) + one.more_messages - _VARIANTS} more: --json has them")
-        lines += [f"{number}. {_on(one)}: {_short(one.exception)}  ({_at(one)})"
+        lines += [f"{number}. {_on(one)}: {short(one.exception)}  ({_at(one)})"
                   for number, one in enumerate(causes[_SHOWN:], _SHOWN + 1)][:20]  # fmt: skip
         return lines
 
     def _victims(self, width: int) -> list[str]:
-        victims = [one for one in self.tracebacks if one.victim]
-        lines: list[str] = [""] if victims else []
+        lines = self.outside.frames() if self.outside else []
+        victims = [one for one in self.tracebacks if one.victim and not (self.outside and is_interrupt(one))]
+        lines += [""] if victims else []
         for one in victims[:12]:
-            lines += _wrap(
-                f"consequence: {_on(one)} {one.victim}: {_short(one.exception)}  ({_at(one)})",
+            lines += wrap(
+                f"consequence: {_on(one)} {one.victim}: {short(one.exception)}  ({_at(one)})",
                 width,
                 subsequent_indent="    ",
             )
@@ -181,19 +185,19 @@ class LogsReport(Report):
         if self.tracebacks or self.failures:
             for one in self.silent[:8]:
                 ended = f", {one.ended}" if one.ended else ""
-                last = f"; last line: {_short(one.last)}" if one.last else ""
-                said.append(f"no traceback: {_brackets(one.ranks)}{ended}{last}")
+                last = f"; last line: {short(one.last)}" if one.last else ""
+                said.append(f"no traceback: {brackets(one.ranks)}{ended}{last}")
             if len(self.silent) > 8:
                 said.append(f"no traceback: {len(self.silent) - 8} more groups of ranks; --json has them")
         said += self._ends()
         if self.broken:
             looks = "looks" if self.broken == 1 else "look"
             hint = "print with printflock (`mldebug printflock -- train.py`)"
-            said.append(f"{_count(self.broken, 'line')} {looks} interleaved; {hint}")
+            said.append(f"{count(self.broken, 'line')} {looks} interleaved; {hint}")
         if self.split_files:
-            said.append(f"{_count(self.split_files, 'file')} written, one a rank")
+            said.append(f"{count(self.split_files, 'file')} written, one a rank")
         said += self.notes
-        lines = [line for one in said for line in _wrap(one, width, subsequent_indent="    ")]
+        lines = [line for one in said for line in wrap(one, width, subsequent_indent="    ")]
         return ["", *lines] if lines else []
 
     def _ends(self) -> list[str]:
@@ -204,12 +208,12 @@ class LogsReport(Report):
             if one["first"]
         ]
         for late in self.timeouts:
-            missing = f"; not on {_brackets(late['missing'])}" if late["missing"] else ""
-            what = f"{late['op']} number {late['seq']} timed out on {_brackets(late['ranks'])}"
+            missing = f"; not on {brackets(late['missing'])}" if late["missing"] else ""
+            what = f"{late['op']} number {late['seq']} timed out on {brackets(late['ranks'])}"
             said.append(f"NCCL's watchdog: {what}{missing}")
         for event in self.events[:12]:
             named = event["ranks"] or event["others"] != (NOBODY,)
-            said.append(f"{event['said']}: {_who(event['ranks'], event['others'])}" if named else event["said"])
+            said.append(f"{event['said']}: {who(event['ranks'], event['others'])}" if named else event["said"])
         return said
 
 
@@ -217,8 +221,8 @@ def folded_text(line: FoldedLine) -> str:
     """A folded line as it is printed: `[0-6,8-63] text`."""
     but = f"  (equal but for {', '.join(line.differs)})" if line.differs else ""
     times = f"  ({line.times} times)" if line.times > 1 else ""
-    who = "" if line.who == NOBODY else f"{line.who} "
-    return f"{who}{_short(line.text, 2000)}{times}{but}"
+    by = "" if line.who == NOBODY else f"{line.who} "
+    return f"{by}{short(line.text, 2000)}{times}{but}"
 
 
 def make_report(reading: _Reading, folded: tuple[FoldedLine, ...]) -> LogsReport:
@@ -245,6 +249,7 @@ def make_report(reading: _Reading, folded: tuple[FoldedLine, ...]) -> LogsReport
     )
     tracebacks = tuple(_traceback(kind, names) for kind in kinds)
     failures = tuple({**dataclasses.asdict(one), "ended": one.words} for one in ends.failures.values())
+    silent = _silent(reading, names, tracebacks)
     return LogsReport(
         tuple(reading.names),
         reading.lines,
@@ -253,7 +258,7 @@ def make_report(reading: _Reading, folded: tuple[FoldedLine, ...]) -> LogsReport
         tuple(sorted({*names.every, *(ends.failures if reading.ranks is None else ())})),
         tracebacks,
         by,
-        _silent(reading, names, tracebacks),
+        silent,
         failures,
         _timeouts(reading, names),
         tuple(
@@ -266,6 +271,7 @@ def make_report(reading: _Reading, folded: tuple[FoldedLine, ...]) -> LogsReport
         reading.split_files,
         tuple(_notes(reading, names)),
         reading.interrupted,
+        None if ends.timeouts else outside(tracebacks, silent, failures, ends.events),
     )
 
 
@@ -342,39 +348,14 @@ def _notes(reading: _Reading, names: _Names) -> list[str]:
     for group, queued in groups.items():
         if len(queued) > 1:
             low, high = min(queued), max(queued)
-            notes.append(
-                f"NCCL work of group {group}: {_brackets(queued[low])} had enqueued {low}, others up to {high}"
-            )
+            notes.append(f"NCCL work of group {group}: {brackets(queued[low])} had enqueued {low}, others up to {high}")
     if reading.kinds.left_out:
         notes.append(f"{reading.kinds.left_out} tracebacks of further kinds were left out")
     return notes
 
 
-def _wrap(text: str, width: int, **more: Any) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False, **more)
-
-
 def _decoded(text: object) -> str:
     return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-
-
-def _who(ranks: tuple[int, ...], others: tuple[str, ...]) -> str:
-    parts = [_brackets(ranks)] if ranks else []
-    alike: dict[tuple[str, str, str], list[int]] = {}  # job-worker-0 and job-worker-1 are job-worker-[0-1]
-    for one in others:
-        found = re.fullmatch(r"(.*\D|)(0|[1-9]\d{0,5})(\D*)", one, re.S)
-        key = (found[1], found[2], found[3]) if found else (one, "", "")
-        alike.setdefault((key[0], "#" if found else "", key[2]), []).append(int(key[1] or -1))
-    names = [
-        f"{before}{(_brackets(numbers) if len(numbers) > 1 else numbers[0]) if mark else ''}{after}"
-        for (before, mark, after), numbers in alike.items()
-    ]
-    more = [f"and {len(names) - 3} more"] if len(names) > 4 else []
-    return " ".join([*parts, *(names[:3] if more else names), *more])
-
-
-def _brackets(ranks: Any) -> str:
-    return f"[{rank_set(ranks)}]"
 
 
 def _on(one: LogTraceback) -> str:
@@ -385,11 +366,3 @@ def _on(one: LogTraceback) -> str:
 
 def _at(one: LogTraceback) -> str:
     return f"{one.file}:{one.line}" + (f", {one.time}" if one.time else "")
-
-
-def _short(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"

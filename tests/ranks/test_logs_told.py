@@ -232,3 +232,60 @@ def test_a_traceback_is_not_survived_where_the_other_ranks_went_on(tmp_path: Pat
         ("OSError: ", False),
         ("torch.Out", False),
     ]
+
+
+STOOD = """\
+Traceback (most recent call last):
+  File "/app/train.py", line 40, in <module>
+    main()
+  File "/app/train.py", line {}, in {}
+    call()
+  File "/usr/lib/python3.11/site-packages/torch/utils.py", line 7, in wait
+    sleep()
+KeyboardInterrupt
+"""
+SIGNALLED = """\
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+  File "/usr/lib/python3.11/site-packages/torch/distributed/run.py", line 900, in main
+    run(args)
+torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: {}
+"""
+
+
+def test_a_job_that_was_interrupted_tells_where_its_ranks_stood(tmp_path: Path) -> None:
+    ranks = [prefixed(f"[rank{r}]: ", STOOD.format(*((15, "load") if r == 2 else (28, "main")))) for r in range(4)]
+    report = read(tmp_path, steps("[rank{}]: ", 4) + "".join(ranks) + SIGNALLED.format(2))
+    places = "where the ranks stood then: [2] train.py:15 load, [0-1,3] train.py:28 main"
+    assert head(report).startswith(f"interrupted from outside (KeyboardInterrupt); {places} ")
+    said = report.text()
+    assert '[2] stood at train.py:15 load:\n      File "/app/train.py", line 40, in <module>' in said
+    assert "... 1 frame of libraries, the last at utils.py:7 wait" in said
+    assert "consequence" not in said
+    assert not report.ok
+
+
+def test_one_plain_process_that_was_interrupted(tmp_path: Path) -> None:
+    report = read(tmp_path, "step 1\n" + STOOD.format(15, "load"))
+    assert head(report).startswith(
+        "interrupted from outside (KeyboardInterrupt); where it stood then: train.py:15 load no ranks"
+    )
+
+
+def test_a_launcher_that_was_told_to_end(tmp_path: Path) -> None:
+    report = read(tmp_path, steps("[default{}]:", 4) + SIGNALLED.format(15))
+    assert head(report).startswith("interrupted from outside (SIGTERM) 4 ranks")
+
+
+def test_an_interrupt_beside_an_error_is_a_consequence(tmp_path: Path) -> None:
+    report = read(tmp_path, prefixed("[rank0]: ", STOOD.format(15, "load")) + prefixed("[rank1]: ", OOM))
+    assert "[1]: torch.OutOfMemoryError" in head(report)
+    assert "consequence: [0] was interrupted: KeyboardInterrupt" in report.text()
+    assert report.outside is None
+
+
+def test_where_one_lost_a_connection_and_one_is_silent_the_silent_one_is_looked_at(tmp_path: Path) -> None:
+    text = prefixed("[rank0]: ", STOOD.format(15, "load")) + prefixed("[rank1]: ", CLOSED)
+    report = read(tmp_path, steps("[rank{}]: ", 3) + text)
+    assert "look at [2], which left no traceback" in head(report)
