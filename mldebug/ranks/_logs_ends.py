@@ -6,13 +6,14 @@ import re
 from collections.abc import Container
 from dataclasses import dataclass
 
+from mldebug.ranks import _logs_mpi
 from mldebug.ranks._logs_source import Source
 
 # Where none of these stands in a piece of the log, its lines need no second look.
 MARKS = (
     b"Traceback", b"Watchdog caught", b"last enqueued", b"Fatal Python", b"egmentation fault", b"terminate called",
     b"Bus error", b"oom", b"OOM", b"Killed", b"exitcode", b"srun: error", b"CANCELLED", b"NCCL WARN", b"core dumped",
-    b"exits with return code", b"SyntaxError", b"IndentationError",
+    b"exits with return code", b"SyntaxError", b"IndentationError", *_logs_mpi.MARKS,
 )  # fmt: skip
 
 _WATCHDOG = re.compile(rb"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
@@ -78,6 +79,7 @@ class Ends:
         self.enqueued: dict[tuple[int, str], int] = {}  # index of a source, process group -> last enqueued work
         self.failures: dict[int, Failure] = {}
         self.launcher_said = False
+        self._mpi = _logs_mpi.Mpi()
 
     def look(self, text: bytes, source: Source) -> None:
         """One line that belongs to no traceback."""
@@ -93,6 +95,8 @@ class Ends:
         found = _FAILED.search(text)
         if found:
             self.launcher_said = True
+        if (end := self._mpi.look(text)) is not None:
+            self._of_mpi(end, source)
         found = _DEEPSPEED.search(text)
         if found:
             who = f"local rank {int(found[1])}" if found[1] else "a rank"
@@ -102,6 +106,15 @@ class Ends:
             if found:
                 self._event(words % found[1].decode("utf-8", "replace") if found.groups() else words, source)
                 break
+
+    def _of_mpi(self, end: _logs_mpi.MpiEnd, source: Source) -> None:
+        if end.rank is None:
+            pid = f" (PID {end.pid})" if end.pid else ""
+            self._event(f"{end.launcher}: a process{pid}{f' on {end.host}' if end.host else ''}, {end.said}", source)
+        elif len(self.failures) < 1024:
+            first = not self.failures
+            failure = Failure(end.rank, end.host, first=first, launcher=end.launcher, said=end.said)
+            self.failures.setdefault(end.rank, failure)
 
     def _event(self, said: str, source: Source) -> None:
         if said in self.events or len(self.events) < 100:

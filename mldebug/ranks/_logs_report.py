@@ -127,7 +127,8 @@ class LogsReport(Report):
             f", prefix {' '.join(self.prefixes)}" if self.prefixes else ""
         )
         if causes:
-            by = {"time": "by time", "torchrun": "as torchrun saw it", "order": "by order in the log"}[self.first_by]
+            launcher = next((one["launcher"] for one in self.failures if one["first"]), "torchrun")
+            by = {"time": "by time", "torchrun": f"as {launcher} saw it", "order": "by order in the log"}[self.first_by]
             first = causes[0]
             kinds = f"{count(len(self.tracebacks), 'kind')} of traceback"
             head = f"{kinds}; first {by}: {_on(first)}: {short(first.exception)}"
@@ -203,7 +204,7 @@ class LogsReport(Report):
     def _ends(self) -> list[str]:
         """How it ended, as launchers, NCCL and the system tell it; what is most likely the reason comes first."""
         said = [
-            f"{one['launcher']} saw first: rank {one['rank']} on {one['host']}, {one['ended']}"
+            f"{one['launcher']} saw first: rank {one['rank']}{_on_host(one['host'])}, {one['ended']}"
             for one in self.failures
             if one["first"]
         ]
@@ -356,6 +357,10 @@ def _notes(reading: _Reading, names: _Names) -> list[str]:
 
 def _decoded(text: object) -> str:
     return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+
+
+def _on_host(host: str) -> str:
+    return f" on {host}" if host else ""
 
 
 def _on(one: LogTraceback) -> str:

@@ -47,6 +47,7 @@ _VICTIMS = tuple(
             rb"Application timeout caused pair closure|wait timeout after|Socket Timeout|DistStoreError",
         ),
         ("was ended by a signal of the launcher", rb"SignalException|got signal: (?:15|2)\b|SIGTERM"),
+        ("waited for a rank that went first", rb"^(?:\w+\.)*MldebugError: .* failed in the block that goes first \("),
         ("was interrupted", rb"^KeyboardInterrupt"),
     )
 )

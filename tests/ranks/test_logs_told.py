@@ -289,3 +289,43 @@ def test_where_one_lost_a_connection_and_one_is_silent_the_silent_one_is_looked_
     text = prefixed("[rank0]: ", STOOD.format(15, "load")) + prefixed("[rank1]: ", CLOSED)
     report = read(tmp_path, steps("[rank{}]: ", 3) + text)
     assert "look at [2], which left no traceback" in head(report)
+
+
+RULE = "-" * 74
+BAD = "=" * 83 + "\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+DETECTED = (
+    "{} detected that one or more processes exited with non-zero status, thus causing\nthe job to be terminated. "
+)
+DETECTED += "The first process to do so was:\n\n  Process name: {}\n  Exit code:    1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mpirun noticed that process rank 2 with PID 4711 on node n1 exited on signal 9 (Killed).\n",
+         "mpirun saw first: rank 2 on n1, signal 9 (Killed)"),
+        ("prterun noticed that process rank 2 with PID 4711 on node n1 exited on\nsignal 9 (Killed).\n",
+         "prterun saw first: rank 2 on n1, signal 9 (Killed)"),
+        (DETECTED.format("mpirun", "[[27391,1],1]"), "mpirun saw first: rank 1, exit code 1"),
+        (DETECTED.format("prterun", "[prterun-n1-4711@1,1]"), "prterun saw first: rank 1, exit code 1"),
+        (BAD + "=   RANK 2 PID 4711 RUNNING AT n1\n=   KILLED BY SIGNAL: 9 (Killed)\n",
+         "MPICH saw first: rank 2 on n1, signal 9 (Killed)"),
+        (BAD + "=   PID 4711 RUNNING AT n1\n=   EXIT CODE: 9\n=   CLEANING UP REMAINING PROCESSES\n",
+         "MPICH: a process (PID 4711) on n1, exit code 9"),
+    ],
+    ids=["mpirun", "prterun", "mpirun-code", "prterun-code", "hydra-rank", "hydra"],
+)  # fmt: skip
+@pytest.mark.parametrize("before", ["step 1\n", steps("[1,{}]<stdout>:", 4)], ids=["bare", "ranks"])
+def test_an_end_that_mpi_tells(tmp_path: Path, text: str, said: str, before: str) -> None:
+    report = read(tmp_path, f"{before}{RULE}\n{text}{RULE}\n")
+    assert head(report).startswith(f"no traceback; {said}")
+    assert not report.ok
+
+
+def test_the_ranks_that_waited_for_the_one_that_went_first_are_a_consequence(tmp_path: Path) -> None:
+    waited = "mldebug.core.errors.MldebugError: rank 0 (host n1, pid 4711) failed in the block that goes first "
+    waited = TRACEBACK.format(exception=waited + "(train.py:9): OSError: disk").replace("9,", "7,")
+    text = prefixed("[rank1]: ", waited) + prefixed("[rank0]: ", TRACEBACK.format(exception="OSError: disk"))
+    report = read(tmp_path, text)
+    assert "[0]: OSError: disk" in head(report)
+    assert "consequence: [1] waited for a rank that went first" in report.text()
