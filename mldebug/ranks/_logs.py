@@ -56,8 +56,10 @@ def logs(
     reading = _Reading(own, None if ranks is None else frozenset(ranks), Split(split) if split is not None else None)
     kept: deque[Entry] = deque(maxlen=lines)
     eager = on_line is not None or wanted_text is not None
+    matched = False
 
     def out(entry: Entry) -> None:
+        nonlocal matched
         text = entry.text
         half = len(text) // 2
         if (
@@ -67,6 +69,7 @@ def logs(
         if eager:
             if wanted_text is not None and not wanted_text.search(text.decode("utf-8", "replace")):
                 return
+            matched = True
             if on_line is not None:
                 on_line(_folded(entry, reading.sources))
         kept.append(entry)
@@ -74,6 +77,8 @@ def logs(
     reading.window = Window(out)
     reading.progress = on_progress
     reading.read(find_logs(names))
+    if wanted_text is not None and not matched:
+        reading.notes.append(f"no line matches {grep!r}")
     return make_report(reading, tuple(_folded(entry, reading.sources) for entry in kept))
 
 
@@ -314,6 +319,7 @@ class _Reading:
         if any(b"ChildFailedError" in line for line in one.exceptions):
             self.ends.read_summary(one.lines)
         if not source.wanted:
+            source.last = source.last or one.lines[-1]
             return
         kind = self.kinds.add(one, source)
         if kind is not None and not source.nobody:

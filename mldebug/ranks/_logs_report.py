@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mldebug.core.report import Report, paint
+from mldebug.ranks._logs_fold import rank_set
 from mldebug.ranks._logs_outside import Outside, is_interrupt, outside
 from mldebug.ranks._logs_source import NOBODY, Source
 from mldebug.ranks._logs_traceback import Kind
@@ -284,6 +285,8 @@ class _Names:
         spoke = {one.rank for one in sources if one.rank is not None and one.last and one.wanted}
         traced = {rank for kind in reading.kinds.all.values() for rank in self.ranks(kind.mask)}
         self.every = tuple(sorted(spoke | traced))
+        chosen_by = ((one.local if one.rank is None else one.rank, one) for one in sources)
+        self.there = {rank for rank, one in chosen_by if rank is not None and (one.last or one.traced)}
 
     def _of(self, mask: int) -> list[Source]:
         return [one for one in self._sources if mask & one.bit]
@@ -343,6 +346,12 @@ def _timeouts(reading: _Reading, names: _Names) -> tuple[dict[str, Any], ...]:
 
 def _notes(reading: _Reading, names: _Names) -> list[str]:
     notes = list(reading.notes)
+    absent = (reading.ranks or set()) - names.there
+    if absent:
+        there = (
+            f"there are lines of {brackets(names.there)}" if names.there else "no line names its rank (see --prefix)"
+        )
+        notes.append(f"no line is of rank {rank_set(absent)}; {there}")
     groups: dict[str, dict[int, list[int]]] = {}
     for (index, group), enqueued in reading.ends.enqueued.items():
         groups.setdefault(group, {}).setdefault(enqueued, []).extend(names.ranks(1 << index))

@@ -329,3 +329,30 @@ def test_the_ranks_that_waited_for_the_one_that_went_first_are_a_consequence(tmp
     report = read(tmp_path, text)
     assert "[0]: OSError: disk" in head(report)
     assert "consequence: [1] waited for a rank that went first" in report.text()
+
+
+def test_a_rank_that_has_no_line_is_told(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(steps("[rank{}]: ", 4) + prefixed("[rank5]: ", OOM))
+    assert logs(tmp_path / "job.log", ranks=[2, 5]).notes == ()
+    report = logs(tmp_path / "job.log", ranks=[2, 8, 9])
+    assert report.notes == ("no line is of rank 8-9; there are lines of [0-3,5]",)
+    assert "no line is of rank 8-9" in report.text()
+
+
+def test_ranks_asked_of_a_log_without_any(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("step 1\nstep 2\n")
+    assert logs(tmp_path / "job.log", ranks=[9]).notes == (
+        "no line is of rank 9; no line names its rank (see --prefix)",
+    )
+
+
+def test_an_expression_that_matches_no_line_is_told(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(steps("[rank{}]: ", 4))
+    assert logs(tmp_path / "job.log", grep="nan").notes == ("no line matches 'nan'",)
+    assert logs(tmp_path / "job.log", grep="loss", lines=0).notes == ()
+
+
+def test_a_local_rank_that_is_asked_for_is_there(tmp_path: Path) -> None:
+    text = "".join(f"n{node}: [default{rank}]:step {step}\n" for step in range(9) for node in (0, 1) for rank in (0, 1))
+    (tmp_path / "job.log").write_text(text)
+    assert logs(tmp_path / "job.log", ranks=[1]).notes == ()
