@@ -75,12 +75,17 @@ def outside(
     interrupts = [one for one in told if one.exception.startswith(_INTERRUPT)]
     signal = next((found[1] for one in told if (found := _SIGNAL.search(one.exception))), "2")
     reason = _INTERRUPT if interrupts else _SIGNALS.get(signal, f"signal {signal}")
-    return Outside(reason, _places([one for one in told if not _LAUNCHER.search(one.text)]))
+    return Outside(reason, _places([one for one in told if not is_launcher(one)]))
 
 
 def is_interrupt(one: LogTraceback) -> bool:
     """Whether it tells of a signal from outside: Python's own at Ctrl-C, or the one torch's launcher raises."""
     return one.exception.startswith(_INTERRUPT) or bool(_SIGNAL.search(one.exception))
+
+
+def is_launcher(one: LogTraceback) -> bool:
+    """Whether it is the traceback of torchrun (or `mldebug emulate`) itself, and of no rank."""
+    return bool(_LAUNCHER.search(one.text))
 
 
 def _places(tracebacks: Iterable[LogTraceback]) -> tuple[Stood, ...]:

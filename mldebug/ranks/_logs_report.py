@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mldebug.core.report import Report, paint
 from mldebug.ranks._logs_fold import rank_set
-from mldebug.ranks._logs_outside import Outside, is_interrupt, outside
+from mldebug.ranks._logs_outside import Outside, is_interrupt, is_launcher, outside
 from mldebug.ranks._logs_source import NOBODY, Source
 from mldebug.ranks._logs_traceback import Kind
 from mldebug.ranks._logs_words import brackets, count, short, who, wrap
@@ -314,7 +314,7 @@ def _is_survived(kind: Kind) -> bool:
 def _silent(reading: _Reading, names: _Names, tracebacks: tuple[LogTraceback, ...]) -> tuple[Silent, ...]:
     """The ranks without a traceback, those that end alike together; the few first, as they are the odd ones."""
     spoke = {rank for one in tracebacks for rank in one.ranks}
-    if any(NOBODY in one.others for one in tracebacks):
+    if any(NOBODY in one.others and not (is_interrupt(one) and is_launcher(one)) for one in tracebacks):
         return ()  # whose these are nobody can tell
     last: dict[int, bytes] = {}
     for source in reading.sources.all:
@@ -346,7 +346,7 @@ def _timeouts(reading: _Reading, names: _Names) -> tuple[dict[str, Any], ...]:
 
 def _notes(reading: _Reading, names: _Names) -> list[str]:
     notes = list(reading.notes)
-    absent = (reading.ranks or set()) - names.there
+    absent = (reading.ranks or frozenset()) - names.there
     if absent:
         there = (
             f"there are lines of {brackets(names.there)}" if names.there else "no line names its rank (see --prefix)"

@@ -276,6 +276,7 @@ def test_one_plain_process_that_was_interrupted(tmp_path: Path) -> None:
 def test_a_launcher_that_was_told_to_end(tmp_path: Path) -> None:
     report = read(tmp_path, steps("[default{}]:", 4) + SIGNALLED.format(15))
     assert head(report).startswith("interrupted from outside (SIGTERM) 4 ranks")
+    assert "no traceback: [0-3]; last line: step 8 loss 2.5" in report.text()
 
 
 def test_an_interrupt_beside_an_error_is_a_consequence(tmp_path: Path) -> None:
