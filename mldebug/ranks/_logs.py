@@ -191,7 +191,7 @@ class _Reading:
         self.size += len(data) + 1
         stem = state.prefixes.stem
         mixed = len(stem) > 2 and data.count(stem) != data.count(b"\n" + stem) + data.startswith(stem)
-        if mixed or self._open or any(mark in data for mark in MARKS):
+        if mixed or self._open or self.ends.mpi.pending or any(mark in data for mark in MARKS):
             for line in data.split(b"\n"):
                 number += 1
                 self._careful(state, line, number)

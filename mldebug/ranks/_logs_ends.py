@@ -79,7 +79,7 @@ class Ends:
         self.enqueued: dict[tuple[int, str], int] = {}  # index of a source, process group -> last enqueued work
         self.failures: dict[int, Failure] = {}
         self.launcher_said = False
-        self._mpi = _logs_mpi.Mpi()
+        self.mpi = _logs_mpi.Mpi()
 
     def look(self, text: bytes, source: Source) -> None:
         """One line that belongs to no traceback."""
@@ -95,7 +95,7 @@ class Ends:
         found = _FAILED.search(text)
         if found:
             self.launcher_said = True
-        if (end := self._mpi.look(text)) is not None:
+        if (end := self.mpi.look(text)) is not None:
             self._of_mpi(end, source)
         found = _DEEPSPEED.search(text)
         if found:

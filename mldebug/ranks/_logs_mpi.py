@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-MARKS = (b"mpirun ", b"mpiexec ", b"prterun ", b"BAD TERMINATION", b"RUNNING AT ", b"EXIT CODE: ", b"Process name: [",
-         b"Exit code: ", b"KILLED BY SIGNAL: ")  # fmt: skip
+MARKS = (b"noticed that process rank", b"detected that one or more", b"BAD TERMINATION")
+_LINES = 20  # that such a message may have
 
 _NOTICED = re.compile(rb"(mpirun|mpiexec|prterun) noticed that process rank (\d+) with PID \d+ on node (\S+) exited on"
                       rb"(?: (signal \d+(?: \([^)]*\))?))?")  # fmt: skip
@@ -37,9 +37,11 @@ class Mpi:
         self._rank: int | None = None
         self._pid: int | None = None
         self._host = ""
+        self.pending = 0  # lines in which the rest of a message is awaited
 
     def look(self, text: bytes) -> MpiEnd | None:
         """The next line; what it told once the reason is known."""
+        self.pending = max(0, self.pending - 1)
         if found := _NOTICED.search(text):
             self._begin(found[1].decode(), int(found[2]), None, found[3])
             return self._end(found[4].decode()) if found[4] else None
@@ -64,9 +66,10 @@ class Mpi:
         return None
 
     def _begin(self, launcher: str, rank: int | None, pid: int | None, host: bytes) -> None:
+        self.pending = _LINES
         self._launcher, self._rank, self._pid, self._host = launcher, rank, pid, host.decode("utf-8", "replace")
 
     def _end(self, said: str) -> MpiEnd:
         end = MpiEnd(self._launcher, self._rank, self._pid, self._host, said)
-        self._launcher = ""
+        self._launcher, self.pending = "", 0
         return end

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from mldebug.ranks import LogsReport, logs
+from mldebug.ranks._logs_ends import Ends
+from mldebug.ranks._logs_prefix import Who
+from mldebug.ranks._logs_source import Sources
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -357,3 +360,19 @@ def test_a_local_rank_that_is_asked_for_is_there(tmp_path: Path) -> None:
     text = "".join(f"n{node}: [default{rank}]:step {step}\n" for step in range(9) for node in (0, 1) for rank in (0, 1))
     (tmp_path / "job.log").write_text(text)
     assert logs(tmp_path / "job.log", ranks=[1]).notes == ()
+
+
+def test_what_mpi_tells_may_come_in_two_pieces() -> None:
+    """A log is read in pieces, and those with nothing remarkable are not looked at line by line."""
+    ends, source = Ends(), Sources().of(Who(), "", None)
+    lines = DETECTED.format("mpirun", "[[27391,1],1]").encode().splitlines()
+    awaited = [(ends.look(line, source), ends.mpi.pending > 0)[1] for line in lines if line]
+    assert awaited == [True, True, True, False]
+    assert ends.failures[1].words == "exit code 1"
+
+
+def test_the_rest_of_what_mpi_tells_is_not_awaited_for_ever() -> None:
+    ends, source = Ends(), Sources().of(Who(), "", None)
+    for line in [b"mpirun detected that one or more processes exited", *[b"step 1"] * 20]:
+        ends.look(line, source)
+    assert not ends.mpi.pending
