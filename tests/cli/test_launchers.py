@@ -14,7 +14,11 @@ def test_under_torchrun_each_rank_reports(run_python: Run, command: str, script,
     """torchrun hands the words after -m MODULE on untouched, the `--` too."""
     pytest.importorskip("torch")
     script(command, "command.py")
-    path = script("import os, sys; print('rank', os.environ['RANK'], sys.argv[1:], flush=True)")
+    # One write: under torchrun streams are not buffered, and the words of two ranks would mix.
+    path = script("""
+        import os, sys
+        sys.stdout.write(f"rank {os.environ['RANK']} {sys.argv[1:]}\\n")
+    """)
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "-m", "command")
     done = run_python(*launcher, "overflow", "--json", "--", path, "--lr", "1", "--", "x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
