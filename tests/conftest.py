@@ -22,17 +22,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# Started with `nohup ... &` this process ignores Ctrl-C, and so would every program that a test starts and interrupts.
+# Started with `nohup ... &` this process ignores these, and so would every program that a test starts and signals.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run in several processes the tests of a file stay together, as they share what they have made, and
-    so do all that make hosts."""
+    so do all that make hosts or look for processes that a job of the machine has left."""
     for item in items:
-        group = "hosts" if item.path.stem.endswith("_bed") else str(item.path)
+        alone = item.path.stem.endswith("_bed") or item.path.stem in ("test_dist_test", "test_pairs_live")
+        group = "hosts" if alone else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
 
 
