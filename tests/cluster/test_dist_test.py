@@ -102,7 +102,7 @@ def test_a_real_timeout_is_kept(run_python: Run) -> None:
     assert told["culprits"][0]["rank"] == 2 and left() == []
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nnodes", "1", "--master-port", "29683", "--nproc_per_node", "3")
+TORCHRUN = ("-m", "torch.distributed.run", "--nnodes", "1", "--master-port", "0", "--nproc_per_node", "3")
 
 
 def test_the_classic_command_line(run_python: Run) -> None:
