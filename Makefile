@@ -19,7 +19,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/mldebug demo
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed-test
 	@failed=0; for tool in "ruff check ." "ruff format --check ." mypy; do \

@@ -29,16 +29,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run in several processes the tests of a file stay together, as they share what they have made, and
-    so do all that make hosts or look for processes that a job of the machine has left."""
-    for item in items:
-        alone = item.path.stem.endswith("_bed") or item.path.stem in ("test_dist_test", "test_pairs_live")
-        group = "hosts" if alone else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(autouse=True)
 def leaves_nothing_behind() -> Iterator[None]:
     """A test that leaves a hook, a patched function, a trace function or an environment variable behind fails."""
