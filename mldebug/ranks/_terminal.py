@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import socket
 import sys
@@ -176,21 +177,33 @@ def _stat(pid: int) -> list[str]:
 
 
 def main(path: str) -> None:
-    """Type into the socket at `path`, and show what comes back, until either ends."""
-    import threading
+    """Type into the socket at `path`, and show what comes back, until the other side closes.
 
+    One loop and no thread: a thread that still reads stdin as the interpreter ends makes that a fatal error.
+    """
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(path)
-
-        def send() -> None:
-            for line in sys.stdin.buffer:
-                peer.sendall(line)
-            peer.shutdown(socket.SHUT_WR)
-
-        threading.Thread(target=send, daemon=True).start()
-        while data := peer.recv(65536):
-            sys.stdout.write(data.decode(errors="replace"))
-            sys.stdout.flush()
+        waited_for: list[Any] = [peer, 0]
+        while True:
+            ready = select.select(waited_for, [], [])[0]
+            if 0 in ready:
+                typed = os.read(0, 65536)
+                try:
+                    peer.sendall(typed)
+                    if not typed:
+                        peer.shutdown(socket.SHUT_WR)
+                except OSError:
+                    typed = b""  # the other side has closed; what it said last is still to be read
+                if not typed:
+                    waited_for.remove(0)
+            if peer in ready:
+                said = b""
+                with contextlib.suppress(ConnectionError):  # it closed and left something of ours unread
+                    said = peer.recv(65536)
+                if not said:
+                    return
+                sys.stdout.buffer.write(said)
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":

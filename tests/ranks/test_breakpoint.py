@@ -226,6 +226,17 @@ class TestWithoutATerminal:
         assert "(Pdb rank 0) 1\n" in done.stdout
         assert [one[0] for one in finish(ranks)] == [0, 0]
 
+    def test_our_own_client_ends_with_the_debugger_while_stdin_is_open(self) -> None:
+        ranks = start([PROGRAMS / "walk.py", "0"], numbered(2))
+        with Typist([sys.executable, "-m", "mldebug.ranks._terminal", self.path(ranks[0])]) as typist:
+            typist.expect(r"\(Pdb rank 0\)")
+            typist.type("p secret * 7\n")
+            typist.expect(r"\n7\b")
+            typist.type("c\n")
+            assert typist.end() == 0
+        assert not re.search("Fatal|Error|Traceback", typist.text), typist.text
+        assert [one[0] for one in finish(ranks)] == [0, 0]
+
     def test_the_others_end_when_the_held_rank_dies(self) -> None:
         ranks = start([PROGRAMS / "walk.py", "1"], numbered(2))
         self.path(ranks[1])
