@@ -175,6 +175,7 @@ class _Run:
                         self._order("kill")  # the reader went away: as with any program, that ends it
                 if self._timeout is not None and not self._ended and time.monotonic() - began >= self._timeout:
                     self._ended = "timeout"
+                    self._tell(f"timeout: {self._timeout:g} s are over; the nodes have {self._grace:g} s to end")
                     self._order(str(int(signal.SIGTERM)))
 
     def _hear(self, data: bytes, began: float) -> None:
@@ -184,11 +185,10 @@ class _Run:
             said = json.loads(line)
             if said["event"] == "way":
                 self._namespaces, self._why = said["namespaces"], said["why"]
-                for words in self._job.words(self._namespaces, self._why):
-                    self._tell(words)
+                self._tell(self._job.words(self._namespaces, self._why))
             elif said["event"] == "ended":
                 self._ends[said["node"]] = (said["status"], time.monotonic() - began)
-                if said["status"] and self._first_failed is None:
+                if said["status"] and self._first_failed is None and not self._ended:  # else it was ended by us
                     self._first_failed = said["node"]
                     name = self._job.nodes[said["node"]].name
                     left = len(self._job.nodes) - len(self._ends)

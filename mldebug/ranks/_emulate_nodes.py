@@ -16,6 +16,9 @@ _PORT = 29500
 # A node is a fresh machine: what an outer launcher told this process is not for its ranks.
 _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
           "ROLE_NAME", "ROLE_WORLD_SIZE")  # fmt: skip
+_TORCHRUN = ("torchrun", "torch.distributed.run")
+# Options of torchrun that take no value.
+_FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank")
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,12 @@ class Plan:
     nodes: list[Node]
     plain: str
     about_gpus: str
-    notes: list[str]
 
-    def words(self, namespaces: bool, why: str) -> list[str]:
-        """What the user should know about these nodes, a line each."""
+    def words(self, namespaces: bool, why: str) -> str:
+        """What the user should know about these nodes."""
         own = "each with a host name and a network of its own, and no way outside (--plain has one)"
         how = own if namespaces else f"plain processes: {why}"
-        return [f"{len(self.nodes)} nodes, {how}; {self.about_gpus}", *self.notes]
+        return f"{len(self.nodes)} nodes, {how}; {self.about_gpus}"
 
 
 def plan(command: list[str], nodes: int, gpus_per_node: int, *, plain: bool, free_port: int) -> Plan:
@@ -53,6 +55,11 @@ def plan(command: list[str], nodes: int, gpus_per_node: int, *, plain: bool, fre
     found = shutil.which(command[0])
     if found is None:
         raise UsageError(f"cannot run {command[0]}: no such program", "is the environment active? try its full path")
+    if nodes > 1 and _is_standalone(command):
+        raise UsageError(
+            "torchrun --standalone makes each node a job of its own, which would wait for the other nodes in vain",
+            "leave --standalone out: torchrun is told of the other nodes",
+        )
     gpus, about = share_gpus(_gpus(), nodes, gpus_per_node)
     why = "as --plain asks" if plain else "" if sys.platform == "linux" else "namespaces need Linux"
     made = []
@@ -73,10 +80,7 @@ def plan(command: list[str], nodes: int, gpus_per_node: int, *, plain: bool, fre
             env[key] = "eth0"  # the only network there, whatever the machine's is called
         env["HOSTNAME"] = name
         made.append(Node(name, address, gpus[number] or "", own, env, plain_command, plain_env))
-    notes = []
-    if any(word in ("--standalone", "--standalone=True") for word in command):
-        notes.append("--standalone makes each node a job of its own: leave it out")
-    return Plan(command, made, why, about, notes)
+    return Plan(command, made, why, about)
 
 
 def environment(
@@ -129,6 +133,20 @@ def _gpus() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [str(number) for number in range(sum(line.startswith("GPU ") for line in done.stdout.splitlines()))]
+
+
+def _is_standalone(command: list[str]) -> bool:
+    """Whether torchrun itself is given --standalone: the script's own options are no concern of ours."""
+    launchers = [at for at, word in enumerate(command) if word.rpartition("/")[2] in _TORCHRUN]
+    words = iter(command[launchers[0] + 1 :] if launchers else [])
+    for word in words:
+        if not word.startswith("-"):
+            return False  # the script
+        if word == "--standalone":
+            return True
+        if "=" not in word and word.replace("_", "-") not in _FLAGS:
+            next(words, None)  # the value of that option
+    return False
 
 
 def _filled(command: list[str], values: Mapping[str, object]) -> list[str]:

@@ -44,6 +44,7 @@ def test_json_and_output(run_python: Run, tmp_path: Path) -> None:
     [
         ([], "no command to run"),
         (["--", "no-such-program"], "cannot run no-such-program"),
+        (["--", "env", "torchrun", "--standalone", "train.py"], "leave --standalone out"),
         (["--nodes", "0", "--", "true"], "--nodes"),
         (["--nodes", "500", "--", "true"], "nodes is 500"),
         (["--grace", "soon", "--", "true"], "--grace"),

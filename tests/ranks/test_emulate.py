@@ -234,8 +234,9 @@ def test_a_program_that_is_asked_to_end_may_do_so_in_its_own_way() -> None:
 
 
 def test_timeout(mark: str) -> None:
-    report, _lines, _told = shell(f"sleep {mark}", plain=True, timeout=0.5)
+    report, _lines, told = shell(f"sleep {mark}", plain=True, timeout=0.5, grace=3)
     assert (report.status, report.ended) == (124, "timeout")
+    assert told[1:] == ["timeout: 0.5 s are over; the nodes have 3 s to end"]  # and no status of theirs
 
 
 def test_nodes_that_do_not_end_when_asked_are_killed(mark: str) -> None:
@@ -266,6 +267,28 @@ def test_a_command_that_is_not_there() -> None:
         emulate(["no-such-program-here"])
     with pytest.raises(UsageError, match="no command"):
         emulate([])
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["torchrun --standalone train.py", "/x/torchrun --nproc-per-node 2 --no_python --standalone train.py",
+     "python -m torch.distributed.run --nproc-per-node=2 --standalone train.py"],
+)  # fmt: skip
+def test_standalone_is_refused(words: str) -> None:
+    with pytest.raises(UsageError, match="--standalone makes each node a job of its own") as told:
+        emulate(["env", *words.split()], nodes=2)
+    assert "leave --standalone out" in str(told.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [("torchrun --nproc-per-node 2 -m train --standalone", 2), ("train.py --standalone", 2),
+     ("torchrun --standalone train.py", 1)],
+)  # fmt: skip
+def test_standalone_of_a_script_or_of_one_node_is_not(words: str, nodes: int) -> None:
+    report, lines, _told = run(["echo", *words.split()], nodes=nodes, plain=True)
+    assert report.ok
+    assert lines[0] == f"[node0] {words}"
 
 
 @pytest.mark.parametrize(
