@@ -288,7 +288,7 @@ def test_standalone_is_refused(words: str) -> None:
 def test_standalone_of_a_script_or_of_one_node_is_not(words: str, nodes: int) -> None:
     report, lines, _told = run(["echo", *words.split()], nodes=nodes, plain=True)
     assert report.ok
-    assert lines[0] == f"[node0] {words}"
+    assert f"[node0] {words}" in lines  # nodes come in any order
 
 
 @pytest.mark.parametrize(
