@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from mldebug.cli._parser import Parser, add_common, count, file_to_write, seconds
+from mldebug.cli._parser import Parser, add_common, add_remote, count, file_to_write, seconds
 from mldebug.core.errors import UsageError
 from mldebug.core.report import emit, write
 
@@ -53,16 +53,7 @@ def add_arguments(parser: Parser) -> None:
     )
     parser.add_argument("--bytes", type=_sizes, default=(), metavar="N,N", help="sizes of the collectives: 4,64K,1M,1G")
     parser.add_argument("--hosts", metavar="LIST", help="start the ranks on these over ssh: node[001-016], a,b,c")
-    parser.add_argument(
-        "--remote-python", metavar="PATH", help="the Python that has mldebug there (default: the path of this one)"
-    )
-    parser.add_argument("--ssh-config", metavar="FILE", help="configuration file for ssh")
-    parser.add_argument(
-        "--ssh-option", metavar="K=V", action="append", default=[], help="option as in ~/.ssh/config; repeatable"
-    )
-    parser.add_argument(
-        "--collector", default="", metavar="HOST:PORT", help="where rank 0 listens, if it cannot be worked out"
-    )
+    add_remote(parser)
     parser.add_argument("--from", dest="source", metavar="FILE", help="judge what -o or --json wrote, and run nothing")
     parser.add_argument("-v", "--verbose", action="store_true", help="address, CPUs, PCI, NUMA and links of each rank")
     add_common(parser, output="write the report with its evidence to FILE")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from mldebug.cli._parser import Parser, add_common, count, file_to_write, seconds
+from mldebug.cli._parser import Parser, add_common, add_remote, count, file_to_write, seconds
 from mldebug.core.errors import UsageError
 from mldebug.core.report import emit
 
@@ -53,16 +53,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--start-timeout", type=seconds, default=180.0, metavar="S", help="the same for loading torch (180)"
     )
-    parser.add_argument(
-        "--remote-python", metavar="PATH", help="the Python that has mldebug there (default: the path of this one)"
-    )
-    parser.add_argument("--ssh-config", metavar="FILE", help="configuration file for ssh")
-    parser.add_argument(
-        "--ssh-option", metavar="K=V", action="append", default=[], help="option as in ~/.ssh/config; repeatable"
-    )
-    parser.add_argument(
-        "--collector", default="", metavar="HOST:PORT", help="where rank 0 listens, if it cannot be worked out"
-    )
+    add_remote(parser)
     add_common(parser, output="write the matrix to FILE (.csv, .json, or .png for a heat map)")
 
 

@@ -94,6 +94,20 @@ def add_common(parser: argparse._ActionsContainer, output: str, metavar: str = "
     parser.add_argument("--no-color", action="store_true", help="no terminal colours; NO_COLOR=1 does the same")
 
 
+def add_remote(parser: argparse._ActionsContainer) -> None:
+    """The options of commands that start ranks on other hosts."""
+    parser.add_argument(
+        "--remote-python", metavar="PATH", help="the Python that has mldebug there (default: the path of this one)"
+    )
+    parser.add_argument("--ssh-config", metavar="FILE", help="configuration file for ssh")
+    parser.add_argument(
+        "--ssh-option", metavar="K=V", action="append", default=[], help="option as in ~/.ssh/config; repeatable"
+    )
+    parser.add_argument(
+        "--collector", default="", metavar="HOST:PORT", help="where rank 0 listens, if it cannot be worked out"
+    )
+
+
 # What `type=` of an option takes. argparse puts the name of the option before these messages.
 
 

@@ -6,15 +6,13 @@ import argparse
 import atexit
 import os
 import sys
-import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 from mldebug.cli._parser import Parser, ScriptParser, add_common, file_to_write, seconds, wholes
+from mldebug.cli._script import run_to_its_end, script_of
 from mldebug.cli._streams import StdoutToStderr
-from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import Report, emit
-from mldebug.core.script import exit_status, run_script, script_traceback
 
 PARSER = ScriptParser
 EPILOG = """\
@@ -75,11 +73,7 @@ class PrintflockReport(Report):
 
 
 def run(args: argparse.Namespace) -> int:
-    words = args.script[1:] if args.script[:1] == ["--"] else args.script
-    module = words[:1] == ["-m"]
-    words = words[1:] if module else words
-    if not words:
-        raise UsageError("no module after -m" if module else "no script to run", "mldebug printflock -- train.py")
+    words, module = script_of(args.script, "printflock")
     output = file_to_write("--output", args.output)
     with StdoutToStderr(for_good=args.own_process) if args.json else nullcontext() as streams:
         with _StdoutTo(output, for_good=args.own_process) if output is not None else nullcontext():
@@ -103,34 +97,12 @@ def _run_script(args: argparse.Namespace, words: list[str], module: bool) -> int
     )
     scope.__enter__()
     try:
-        return _status_of(words, module)
+        return run_to_its_end(words, module)
     finally:
         if args.own_process:  # threads of the script may still print, and what it has registered for its end
             atexit.register(scope.__exit__, None, None, None)
         else:
             scope.__exit__(None, None, None)
-
-
-def _status_of(words: list[str], module: bool) -> int:
-    try:
-        run_script(words, module=module)
-    except SystemExit as exc:
-        return exit_status(exc)
-    except BaseException as exc:
-        if isinstance(exc, MldebugError) and script_traceback(exc) is None:
-            raise  # the script is not there
-        _print_traceback(exc)
-        return 130 if isinstance(exc, KeyboardInterrupt) else 1
-    return 0
-
-
-def _print_traceback(exc: BaseException) -> None:
-    """As Python would have printed it, without the frames that ran the script."""
-    exc.with_traceback(script_traceback(exc))
-    try:
-        sys.excepthook(type(exc), exc, exc.__traceback__)
-    except Exception:
-        traceback.print_exception(type(exc), exc, exc.__traceback__)
 
 
 class _StdoutTo:

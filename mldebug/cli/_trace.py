@@ -6,15 +6,13 @@ import argparse
 import atexit
 import re
 import sys
-import traceback
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 from mldebug.cli._parser import Parser, ScriptParser, add_common, count
+from mldebug.cli._script import run_to_its_end, script_of
 from mldebug.cli._streams import StdoutToStderr
-from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import Report, emit, write
-from mldebug.core.script import exit_status, run_script, script_traceback
 
 PARSER = ScriptParser
 EPILOG = """\
@@ -76,7 +74,7 @@ class TraceReport(Report):
 
 
 def run(args: argparse.Namespace) -> int:
-    target, module = _target(args.script)
+    target, module = script_of(args.script, "trace")
     from mldebug.tracing import NicerTrace
 
     tracer = NicerTrace(
@@ -104,44 +102,13 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet and tracer.path:
             write(f"mldebug: the trace is in {tracer.path}\n", sys.stderr)
         try:
-            status = _run_script(target, module)
+            status = run_to_its_end(target, module)
         finally:
             if not args.own_process:
                 tracer.stop(None)
         if streams is not None:
             emit(TraceReport(tracer.path, status), json=True, stream=streams.stdout)
     return status
-
-
-def _run_script(target: list[str], module: bool) -> int:
-    """Run it, and say the status to leave with."""
-    try:
-        run_script(target, module=module)
-    except SystemExit as exc:
-        return exit_status(exc)
-    except BaseException as exc:
-        if isinstance(exc, MldebugError) and script_traceback(exc) is None:
-            raise  # the script is not there
-        exc.with_traceback(script_traceback(exc))
-        try:
-            sys.excepthook(type(exc), exc, exc.__traceback__)
-        except Exception:
-            traceback.print_exception(type(exc), exc, exc.__traceback__)
-        return 130 if isinstance(exc, KeyboardInterrupt) else 1
-    return 0
-
-
-def _target(words: list[str]) -> tuple[list[str], bool]:
-    """The script with its arguments, and whether it is a module. Only the first `--` is ours."""
-    words = words[1:] if words[:1] == ["--"] else words
-    module = words[:1] == ["-m"]
-    words = words[1:] if module else words
-    if not words:
-        raise UsageError(
-            "no module after -m" if module else "no script to run",
-            "mldebug trace -- train.py, or mldebug trace -- -m package.module",
-        )
-    return words, module
 
 
 def _size(text: str) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-import traceback
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from mldebug.cli._parser import Parser, ScriptParser, add_common, count, file_to_write, whole, wholes
+from mldebug.cli._script import print_traceback, script_of
 from mldebug.cli._streams import StdoutToStderr
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.extras import how_to_install
@@ -73,7 +73,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    target, module = _target(args.script)
+    target, module = script_of(args.script, "overflow")
     output, plot = _files(args)
     with StdoutToStderr(for_good=args.own_process) if args.json else nullcontext() as streams:
         report, status = _run_script(args, target, module, output)
@@ -117,7 +117,7 @@ def _run_script(
     except BaseException as exc:
         if isinstance(exc, MldebugError) and script_traceback(exc) is None:
             raise  # not the script's: it is not there, or the recorder refuses an option
-        _print_traceback(exc)
+        print_traceback(exc)
         seen: NumericsReport | None = getattr(exc, "report", None)
         found = seen is not None and (args.json or seen.event is not None)
         return seen if found else None, 1
@@ -133,28 +133,6 @@ def _plotted(report: NumericsReport, path: str | None) -> bool:
         print(f"mldebug: cannot draw {path}: {exc}", file=sys.stderr)
         return False
     return True
-
-
-def _print_traceback(exc: BaseException) -> None:
-    """As Python would have printed it, without the frames that ran the script."""
-    exc.with_traceback(script_traceback(exc))  # the hook of Python itself looks at the exception alone
-    try:
-        sys.excepthook(type(exc), exc, exc.__traceback__)
-    except Exception:
-        traceback.print_exception(type(exc), exc, exc.__traceback__)
-
-
-def _target(words: list[str]) -> tuple[list[str], bool]:
-    """The script with its arguments, and whether it is a module. Only the first `--` is ours."""
-    words = words[1:] if words[:1] == ["--"] else words
-    module = words[:1] == ["-m"]
-    words = words[1:] if module else words
-    if not words:
-        raise UsageError(
-            "no module after -m" if module else "no script to run",
-            "mldebug overflow -- train.py, or mldebug overflow -- -m package.module",
-        )
-    return words, module
 
 
 def _files(args: argparse.Namespace) -> tuple[str | None, str | None]:

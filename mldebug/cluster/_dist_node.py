@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from mldebug.cluster._dist_local import boot_id
 from mldebug.cluster._dist_where import Where
 from mldebug.cluster._dist_wire import Gone, Message, Wire, connects
 from mldebug.core.errors import MldebugError
+from mldebug.core.launch import ends_on_sigterm
 from mldebug.core.stacks import dump, process_state
 
 # How a rank is started; the socket to this process is one of its arguments.
@@ -326,21 +327,3 @@ def _stderr() -> int:
         return sys.stderr.fileno()
     except (OSError, AttributeError, ValueError):
         return subprocess.DEVNULL
-
-
-@contextlib.contextmanager
-def ends_on_sigterm() -> Iterator[None]:
-    """While entered, SIGTERM raises, so that what was started is ended too."""
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    try:
-        before = signal.signal(signal.SIGTERM, leave)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -22,10 +22,10 @@ from mldebug.cluster._dist_node import Node, Unheard
 from mldebug.cluster._dist_report import DistTestReport, make_report, read_report
 from mldebug.cluster._dist_where import Where, apart, find, local_world, plan
 from mldebug.cluster._dist_wire import listen
+from mldebug.cluster._start import check_start
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.world import Claim, claims, job
 
-BACKENDS = ("auto", "nccl", "rccl", "gloo", "xccl")
 Show = Callable[[DistTestReport], None]
 
 
@@ -89,11 +89,7 @@ def run(options: Options, show: Show | None = None) -> DistTestReport:
 
 
 def _check(options: Options) -> None:
-    if options.backend not in BACKENDS:
-        raise UsageError(f"there is no backend {options.backend!r}", f"one of {', '.join(BACKENDS)}")
-    for name, value in (("timeout", options.timeout), ("start_timeout", options.start_timeout)):
-        if not 0 < value < 1e7:
-            raise UsageError(f"{name} is {value:g}", "give a number of seconds above 0")
+    check_start(options.backend, options.timeout, options.start_timeout)
     if options.nproc is not None and not 0 < options.nproc <= 4096:
         raise UsageError(f"nproc is {options.nproc}", "give the number of ranks to start on each host, 1 or more")
     if any(not 0 < size <= 1 << 36 for size in options.sizes):

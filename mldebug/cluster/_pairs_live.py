@@ -6,11 +6,9 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mldebug.cluster._dist_local import devices_here
-from mldebug.cluster._dist_node import ends_on_sigterm
-from mldebug.cluster._dist_where import find, local_world, own_addresses
+from mldebug.cluster._dist_where import find, local_world
 from mldebug.cluster._dist_wire import listen
 from mldebug.cluster._pairs_coordinator import Coordinator
 from mldebug.cluster._pairs_evidence import SCHEMA, PairsEvidence
@@ -27,11 +24,11 @@ from mldebug.cluster._pairs_parts import Wanted
 from mldebug.cluster._pairs_report import PairsReport
 from mldebug.cluster._pairs_tasks import evidence_of
 from mldebug.cluster._pairs_verdict import Finding, PairsVerdict
+from mldebug.cluster._start import Client, check_start, passed_on, report_to
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.core.launch import ssh_command
+from mldebug.core.launch import ends_on_sigterm, ssh_command
 from mldebug.core.world import Claim, claims, job
 
-BACKENDS = ("auto", "nccl", "rccl", "gloo", "xccl")
 INTERRUPTED = "interrupted: what was measured until then is judged"
 Show = Callable[[PairsReport], None]
 
@@ -40,8 +37,6 @@ PROGRAM = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; "
     "from mldebug.cluster._pairs_node import main; sys.exit(main())"
 )
-# So that a host has the settings that ranks on it will have.
-_PASSED: tuple[str, ...] = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_", "UCX_", "FI_", "CUDA_DEVICE_ORDER", "HSA_")
 
 
 @dataclass(frozen=True)
@@ -73,11 +68,7 @@ def measure(options: Options, show: Show | None = None) -> PairsReport:
 
 
 def _check(options: Options) -> None:
-    if options.backend not in BACKENDS:
-        raise UsageError(f"there is no backend {options.backend!r}", f"one of {', '.join(BACKENDS)}")
-    for name, value in (("timeout", options.timeout), ("start_timeout", options.start_timeout)):
-        if not 0 < value < 1e7:
-            raise UsageError(f"{name} is {value:g}", "give a number of seconds above 0")
+    check_start(options.backend, options.timeout, options.start_timeout)
     if options.nproc is not None and not 0 < options.nproc <= 1024:
         raise UsageError(f"nproc is {options.nproc}", "give the number of workers to start on each host, 1 or more")
     if options.bytes and not 8 <= options.bytes <= 1 << 36:
@@ -206,18 +197,12 @@ def _progress(options: Options) -> Callable[[str], None] | None:
 
 
 def _over_ssh(options: Options, show: Show | None) -> PairsReport:
-    addresses = own_addresses()
-    if not addresses:
-        raise UsageError(
-            f"the hosts cannot be told where to report to: the name {socket.gethostname()} has no address but loopback",
-            "add its name and address to /etc/hosts, or run it on one of the hosts under srun, mpirun or torchrun",
-        )
+    addresses = report_to()
     name = secrets.token_hex(8)
     listener = listen()
     port = listener.getsockname()[1]
-    passed = {key: value for key, value in os.environ.items() if key.startswith(_PASSED)}
-    passed |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    clients: list[_Client] = []
+    passed = passed_on() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    clients: list[Client] = []
 
     def failures() -> dict[str, str]:
         return {client.host: why for client in clients if (why := client.failure())}
@@ -229,49 +214,11 @@ def _over_ssh(options: Options, show: Show | None) -> PairsReport:
                 plain = host.rpartition("@")[2]
                 told = _told(options, name, [(address, port) for address in addresses], host=plain, env=passed)
                 words = [options.python or sys.executable, "-c", PROGRAM, json.dumps(told)]
-                clients.append(_Client(plain, ssh_command(host, words, options.start_timeout, options.ssh)))
+                clients.append(Client(plain, ssh_command(host, words, options.start_timeout, options.ssh), "worker"))
             return _coordinate(options, coordinator, show)
         finally:
             for client in clients:
                 client.end()
-
-
-class _Client:
-    """An ssh that runs; what comes from its host is passed on to our stderr."""
-
-    def __init__(self, host: str, command: tuple[str, ...]) -> None:
-        self.host = host
-        self.last = ""
-        try:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                errors="replace", start_new_session=True,
-            )  # fmt: skip
-        except OSError as exc:
-            reason = (exc.strerror or str(exc)).lower()
-            raise MldebugError(f"cannot run {command[0]}: {reason}", "check what `ulimit -a` allows") from exc
-        threading.Thread(target=self._pass_on, daemon=True).start()
-
-    def failure(self) -> str:
-        """Why no worker is there, if the client has ended."""
-        if not self.process.poll():
-            return ""
-        return f"no worker could be started there: {self.last or f'ssh ended with status {self.process.returncode}'}"
-
-    def end(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(OSError):
-                os.killpg(self.process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(0.5)
-
-    def _pass_on(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.last = line.strip()[:200] or self.last
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write(f"{self.host}: {line}")
-        self.process.stdout.close()
 
 
 # As one of the ranks that a launcher started

@@ -80,7 +80,7 @@ def call_all(
     waiting = iter(calls)
     running: dict[int, _Running] = {}
     more = True
-    with selectors.DefaultSelector() as selector, _terminates():
+    with selectors.DefaultSelector() as selector, ends_on_sigterm():
         try:
             while more or running:
                 while more and len(running) < fanout:
@@ -288,7 +288,7 @@ def _stop(processes: Sequence[subprocess.Popen[Any]]) -> None:
 
 
 @contextlib.contextmanager
-def _terminates() -> Iterator[None]:
+def ends_on_sigterm() -> Iterator[None]:
     """While entered, SIGTERM raises, so that what was started is ended too."""
 
     def leave(number: int, frame: object) -> None:

@@ -145,12 +145,23 @@ class TextPen:
             ahead = prefix(seconds, pid=pid, thread=name)
             call_ahead = prefix(pid=pid, thread=name)
 
+        def aside(lines: Lines, text: bytes, is_call: bool) -> None:
+            """Without the lock: nothing that another thread is about to write with is touched."""
+            ident = get_ident()
+            name = _thread_name(ident) if names or ident != main else None
+            call = prefix(pid=pid, thread=name)
+            full = prefix(int(monotonic() - started) if timing else None, pid=pid, thread=name)
+            write(call + text if is_call else call + lines.call + b"\n" + full + text)
+
         def line(code: CodeType, number: int) -> None:
             nonlocal context, patience
             try:
                 lines = codes[id(code)]
                 text = lines[number]
-                held = acquire(True, patience)  # the text, its call and its prefix belong together
+                if not acquire(True, patience):  # the text, its call and its prefix belong together
+                    patience = 0
+                    aside(lines, text, False)
+                    return
                 try:
                     if get_ident() != thread or monotonic() >= tick or piece != sink.piece:
                         turn(get_ident())
@@ -160,10 +171,7 @@ class TextPen:
                         context = lines
                         write(call_ahead + lines.call + b"\n" + ahead + text)
                 finally:
-                    if held:
-                        release()
-                    else:
-                        patience = 0
+                    release()
             except Exception as exc:
                 failed(exc)
 
@@ -175,17 +183,17 @@ class TextPen:
 
         def put(lines: Lines, text: bytes, is_call: bool) -> None:
             nonlocal context, patience
-            held = acquire(True, patience)
+            if not acquire(True, patience):
+                patience = 0
+                aside(lines, text + b"\n", is_call)
+                return
             try:
                 turn(get_ident())
                 known, context = is_call or lines is context, lines
                 before = b"" if known else call_ahead + lines.call + b"\n"
                 write(before + (call_ahead if is_call else ahead) + text + b"\n")
             finally:
-                if held:
-                    release()
-                else:
-                    patience = 0
+                release()
 
         def left(_code: object = None, _offset: object = 0, _value: object = None) -> None:
             nonlocal context

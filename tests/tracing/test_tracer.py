@@ -398,7 +398,10 @@ def test_a_signal_handler_may_wait_for_a_traced_thread(traced: Traced, options: 
         options,
     )
     assert (done.status, done.stderr) == (0, "")
-    assert sum(line.endswith("x = number") for line in done.lines) == 6000
+    written = [line for line in done.lines if line.endswith("x = number")]
+    assert len(written) == 6000
+    assert all("[Thread-" in line for line in written)
+    assert not any("[Thread-" in line for line in done.lines if line.endswith(("note(0)", 'exec("y = 1")')))
 
 
 def test_recursion_to_its_limit(traced: Traced) -> None:
