@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint docs format clean
 
 help:
 	@echo "make demo    install into $(VENV) and find a planted fp16 overflow in a small T5"
 	@echo "make test    install into $(VENV) and run the tests; ARGS='-k scope' chooses among them, JOBS=0 is one process"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the documentation, as pages for a browser: build/site/index.html"
 	@echo "make format  let ruff format and fix the sources"
 	@echo "make clean   remove $(VENV) and the caches"
 
@@ -25,6 +26,10 @@ lint: $(VENV)/.installed-test
 	@failed=0; for tool in "ruff check ." "ruff format --check ." mypy; do \
 		echo "$$tool"; $(BIN)/$$tool || failed=1; \
 	done; exit $$failed
+
+docs: $(VENV)/.installed-test
+	$(BIN)/python docs/generate.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .

@@ -8,16 +8,17 @@ Importing this package loads nothing else: each public name is fetched from its 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mldebug.core.lazy import lazy_names
 
+TYPE_CHECKING = False  # type checkers take it for true: see core/lazy.py
 if TYPE_CHECKING:
     from mldebug.cluster import (
+        CommsReport,
         DistTestReport,
         DoctorReport,
         PairsReport,
         PairsVerdict,
+        comms,
         dist_test,
         doctor,
         pair_matrix,
@@ -25,13 +26,30 @@ if TYPE_CHECKING:
     from mldebug.core.errors import MldebugError
     from mldebug.hang import SpyReport, Verdict, WatchReport, collect, hang_watchdog, judge, mark, spy, watch
     from mldebug.numerics import (
+        CompareReport,
         DebugUnderflowOverflow,
         Event,
         NumericsError,
         NumericsReport,
+        OverflowCallback,
         check,
+        compare,
         diagnose,
+        patch_transformers,
+        record_run,
         scalar_logger,
+    )
+    from mldebug.perf import (
+        DataloaderReport,
+        MamfReport,
+        MfuReport,
+        NumaReport,
+        activation_memory,
+        bind_numa,
+        dataloader_bench,
+        mamf,
+        memory_report,
+        mfu,
     )
     from mldebug.ranks import (
         EmulateReport,
@@ -64,6 +82,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CommsReport",
+    "CompareReport",
+    "DataloaderReport",
     "DebugUnderflowOverflow",
     "DistTestReport",
     "DoctorReport",
@@ -71,10 +92,14 @@ __all__ = [
     "Event",
     "LockedOutput",
     "LogsReport",
+    "MamfReport",
+    "MfuReport",
     "MldebugError",
     "NicerTrace",
+    "NumaReport",
     "NumericsError",
     "NumericsReport",
+    "OverflowCallback",
     "PackReport",
     "PairsReport",
     "PairsVerdict",
@@ -87,9 +112,14 @@ __all__ = [
     "Verdict",
     "WatchReport",
     "__version__",
+    "activation_memory",
+    "bind_numa",
     "breakpoint_on",
     "check",
     "collect",
+    "comms",
+    "compare",
+    "dataloader_bench",
     "diagnose",
     "dist_test",
     "doctor",
@@ -100,12 +130,17 @@ __all__ = [
     "logs",
     "main_process_by_path_first",
     "main_process_first",
+    "mamf",
     "mark",
+    "memory_report",
+    "mfu",
     "pack",
     "pair_matrix",
+    "patch_transformers",
     "print_once",
     "printflock",
     "rank0_print",
+    "record_run",
     "scalar_logger",
     "spy",
     "tiny_dataset",
@@ -118,6 +153,9 @@ __all__ = [
 
 # Public name -> the module that defines it. Type checkers read the imports above instead.
 _HOMES = {
+    "CommsReport": "mldebug.cluster",
+    "CompareReport": "mldebug.numerics",
+    "DataloaderReport": "mldebug.perf",
     "DebugUnderflowOverflow": "mldebug.numerics",
     "DistTestReport": "mldebug.cluster",
     "DoctorReport": "mldebug.cluster",
@@ -125,10 +163,14 @@ _HOMES = {
     "Event": "mldebug.numerics",
     "LockedOutput": "mldebug.ranks",
     "LogsReport": "mldebug.ranks",
+    "MamfReport": "mldebug.perf",
+    "MfuReport": "mldebug.perf",
     "MldebugError": "mldebug.core.errors",
     "NicerTrace": "mldebug.tracing",
+    "NumaReport": "mldebug.perf",
     "NumericsError": "mldebug.numerics",
     "NumericsReport": "mldebug.numerics",
+    "OverflowCallback": "mldebug.numerics",
     "PackReport": "mldebug.tiny",
     "PairsReport": "mldebug.cluster",
     "PairsVerdict": "mldebug.cluster",
@@ -140,9 +182,14 @@ _HOMES = {
     "UnpackReport": "mldebug.tiny",
     "Verdict": "mldebug.hang",
     "WatchReport": "mldebug.hang",
+    "activation_memory": "mldebug.perf",
+    "bind_numa": "mldebug.perf",
     "breakpoint_on": "mldebug.ranks",
     "check": "mldebug.numerics",
     "collect": "mldebug.hang",
+    "comms": "mldebug.cluster",
+    "compare": "mldebug.numerics",
+    "dataloader_bench": "mldebug.perf",
     "diagnose": "mldebug.numerics",
     "dist_test": "mldebug.cluster",
     "doctor": "mldebug.cluster",
@@ -153,12 +200,17 @@ _HOMES = {
     "logs": "mldebug.ranks",
     "main_process_by_path_first": "mldebug.ranks",
     "main_process_first": "mldebug.ranks",
+    "mamf": "mldebug.perf",
     "mark": "mldebug.hang",
+    "memory_report": "mldebug.perf",
+    "mfu": "mldebug.perf",
     "pack": "mldebug.tiny",
     "pair_matrix": "mldebug.cluster",
+    "patch_transformers": "mldebug.numerics",
     "print_once": "mldebug.ranks",
     "printflock": "mldebug.ranks",
     "rank0_print": "mldebug.ranks",
+    "record_run": "mldebug.numerics",
     "scalar_logger": "mldebug.numerics",
     "spy": "mldebug.hang",
     "tiny_dataset": "mldebug.tiny",

@@ -1,16 +1,14 @@
-"""What all tests share: the check that a test leaves nothing behind, and a way to run a program."""
+"""What all tests share: the plugin for tests of training code, and the check that a test leaves nothing behind."""
 
 from __future__ import annotations
 
 import builtins
-import contextlib
+import compileall
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +19,68 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Two processes test at once and start others. Threads of torch that wait for one that has no core spin: small products
+# then take ten times as long, and times that tests compare mean nothing.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Started with `nohup ... &` this process ignores these, and so would every program that a test starts and signals.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-ROOT = Path(__file__).resolve().parent.parent
+# Files that take long, the longest first: where several processes test, none of them begins one of these at the end,
+# when the others have nothing left to do.
+LONG = (
+    "cluster/test_pairs_live.py",
+    "perf/test_mamf.py",
+    "ranks/test_first.py",
+    "cluster/test_dist_test.py",
+    "numerics/test_command.py",
+    "cluster/test_comms.py",
+    "numerics/test_compile.py",
+    "ranks/test_emulate.py",
+    "hang/test_remote_bed.py",
+    "hang/test_watch.py",
+    "hang/test_watchdog.py",
+    "cluster/test_dist_bed.py",
+    "ranks/test_breakpoint.py",
+    "test_readme.py",
+    "cluster/test_pairs_ping.py",
+    "perf/test_memory_command.py",
+    "cluster/test_dist_hurt.py",
+    "cluster/test_comms_bed.py",
+    "tiny/tokenizer/test_tokenizer.py",
+    "perf/test_shapes.py",
+    "perf/test_dataloader_command.py",
+    "hang/test_agent.py",
+    "numerics/test_bundle.py",
+    "numerics/test_together.py",
+    "numerics/test_html.py",
+    "cli/test_overflow.py",
+    "cluster/test_pairs_noise.py",
+    "ranks/test_logs.py",
+    "numerics/test_partition.py",
+    "numerics/test_trainer_callback.py",
+    "tracing/test_everything.py",
+    "cluster/test_doctor_bed.py",
+    "perf/test_mamf_search.py",
+    "hang/test_live.py",
+)
+HERE = Path(__file__).parent
+
+pytest_plugins = ["mldebug.testing"]  # run_python, run_ranks, the same seeds for each test
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        # Hundreds of programs import the package, and where PYTHONDONTWRITEBYTECODE is set each would compile it.
+        compileall.compile_dir(HERE.parent / "mldebug", quiet=2)
+        config.option.loadscopereorder = False  # of xdist, which would begin with the files that have most tests
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        places = {HERE / name: place for place, name in enumerate(LONG)}
+        items.sort(key=lambda item: places.get(item.path, len(LONG)))
 
 
 @pytest.fixture(autouse=True)
@@ -43,81 +97,6 @@ def leaves_nothing_behind() -> Iterator[None]:
 def process_state() -> SimpleNamespace:
     """The two halves of the check above, for the tests that it can fail."""
     return SimpleNamespace(snapshot=_snapshot, differences=_differences)
-
-
-@pytest.fixture
-def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`run_python(what, *args, timeout=60, env={}, cwd=None, input=None)` runs a fresh interpreter to its end.
-
-    `what` is a Path to a file, an option such as "-m" (then `args` go on), or source text. A program that does not
-    end in time fails the test with the stacks of all its processes.
-    """
-    return _run_python
-
-
-def _run_python(
-    what: str | Path,
-    *args: str | Path,
-    timeout: float = 60,
-    env: Mapping[str, str] | None = None,
-    cwd: str | Path | None = None,
-    input: str | None = None,
-) -> subprocess.CompletedProcess[str]:
-    head = [str(what)] if isinstance(what, Path) or what.startswith("-") else ["-c", what]
-    command = [sys.executable, *head, *map(str, args)]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **(env or {})},
-        start_new_session=True,  # so that its children can be found, and ended, by their session
-    )
-    try:
-        stdout, stderr = process.communicate(input, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        stacks = _stacks(process.pid)
-        _signal_group(process.pid, signal.SIGKILL)
-        stdout, stderr = process.communicate()
-        pytest.fail(
-            f"{command} did not end in {timeout} s\n--- stacks\n{stacks}\n--- stdout\n{stdout}\n--- stderr\n{stderr}",
-            pytrace=False,
-        )
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
-
-
-def _stacks(session: int) -> str:
-    """The stacks of a session's processes: by py-spy, else each process writes them to its stderr as it aborts."""
-    py_spy = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    if py_spy is None:
-        _signal_group(session, signal.SIGABRT)
-        return "py-spy is not installed: see stderr"
-    dumps = [
-        subprocess.run([py_spy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=30, check=False)
-        for pid in _processes(session)
-    ]
-    return "\n".join(dump.stdout or dump.stderr for dump in dumps)
-
-
-def _processes(session: int) -> list[int]:
-    """The members of a session, from /proc where there is one; else its leader alone."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended meanwhile
-        if int(fields[3]) == session:
-            found.append(int(stat.parent.name))
-    return sorted(found) or [session]
-
-
-def _signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
 
 
 def _snapshot() -> dict[str, Any]:

@@ -149,7 +149,7 @@ def test_rooms_import_only_core() -> None:
         ("from mldebug import diagnose", ["mldebug.diagnose"]),
         ("from ..hang import spy", ["mldebug.hang.spy"]),
         ("from . import _stats", []),
-        ("from mldebug.core.errors import MldebugError\nfrom mldebug.numerics import _stats\nimport torch", []),
+        ("from mldebug.core.errors import MldebugError\nfrom mldebug.numerics.ring import _stats\nimport torch", []),
     ],
 )
 def test_the_check_of_imports_can_fail(source: str, found: list[str]) -> None:

@@ -1,22 +1,17 @@
-#!/usr/bin/env python
 """main_process_first: one rank downloads or unpacks, and the others then find the data there.
 
     from main_process_first import main_process_by_path_first
-    with main_process_by_path_first("/data/cache"):
-        data = load_dataset("big", cache_dir="/data/cache")
+    with main_process_by_path_first("/data/cache"): ...
 
-To see it: `python -m torch.distributed.run --nproc-per-node 2 main_process_first.py`. If the main process fails the
-others get an error that names it. More: docs/ranks.md.
+To see it: `torchrun --nproc-per-node 2 main_process_first.py`. More: docs/ranks.md.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
 
-try:
-    import mldebug  # noqa: F401
-except ModuleNotFoundError:  # a checkout that is not installed
-    sys.path.append(str(Path(__file__).resolve().parent.parent))
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # of a clone that is not installed
 
 from mldebug.ranks import local_main_process_first, main_process_by_path_first
 from mldebug.ranks import local_rank as get_local_rank
@@ -46,13 +41,20 @@ def is_main_process_by_path(path):
 
 
 if __name__ == "__main__":
-    local, rank = get_local_rank(), get_global_rank()
-    kind = "main" if is_main_process_by_path("./") else "non-main"
+    if "RANK" not in os.environ:
+        sys.exit("run it so: torchrun --nproc-per-node 2 main_process_first.py")
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    local, rank, kind = get_local_rank(), get_global_rank(), "" if is_main_process_by_path("./") else "non-"
     for name, scope, who in (
         ("global_main_process_first", global_main_process_first(), f"global rank {rank}"),
         ("local_main_process_first", local_main_process_first(), f"local rank {local}"),
-        ("is_main_process_by_path", main_process_by_path_first("./"), f"{kind} rank local={local} global={rank}"),
+        ("is_main_process_by_path", main_process_by_path_first("./"), f"{kind}main rank local={local} global={rank}"),
     ):
+        heading = f"\n\n*** Demo {name}\n" if rank == 0 else ""
         with scope:
-            print(f"{name}: running on {who}, loading dataset", flush=True)
+            print(f"{heading}Running on {who}\nLoading dataset\n", end="", flush=True)  # whole, so that none mixes
             time.sleep(2)
+        dist.barrier()
+    dist.destroy_process_group()

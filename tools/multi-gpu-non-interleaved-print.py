@@ -10,10 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-try:
-    import mldebug  # noqa: F401
-except ModuleNotFoundError:  # a checkout that is not installed
-    sys.path.append(str(Path(__file__).resolve().parent.parent))
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # of a clone that is not installed
 
 from mldebug.ranks import printflock
 
@@ -21,11 +18,11 @@ __all__ = ["printflock"]
 
 
 def main() -> None:
+    if "LOCAL_RANK" not in os.environ:
+        sys.exit("run it so: torchrun --nproc_per_node 2 multi-gpu-non-interleaved-print.py")
     import torch
     import torch.distributed as dist
 
-    if "LOCAL_RANK" not in os.environ:
-        sys.exit("run it under torchrun: torchrun --nproc_per_node 2 multi-gpu-non-interleaved-print.py")
     local_rank = int(os.environ["LOCAL_RANK"])
     gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     if gpus:

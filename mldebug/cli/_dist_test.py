@@ -6,14 +6,16 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mldebug.cli._parser import Parser, add_common, add_remote, count, file_to_write, seconds
+from mldebug.cli._missing import require
+from mldebug.cli._parser import Parser, add_common, add_remote, count, file_to_write, seconds, size
 from mldebug.core.errors import UsageError
 from mldebug.core.report import emit, write
 
 if TYPE_CHECKING:
-    from mldebug.cluster._dist_report import DistTestReport
+    from mldebug.cluster.dist._report import DistTestReport
 
 PARSER = Parser
 EPILOG = """\
@@ -59,11 +61,12 @@ def add_arguments(parser: Parser) -> None:
     add_common(parser, output="write the report with its evidence to FILE")
 
 
-def run(args: argparse.Namespace) -> int:
-    from mldebug.cluster._dist_evidence import load_evidence
-    from mldebug.cluster._dist_report import make_report
-    from mldebug.cluster._dist_test import Options
-    from mldebug.cluster._dist_test import run as run_test
+def run(args: argparse.Namespace, lines: Callable[[DistTestReport], str] | None = None) -> int:
+    """`lines` are for people and come before the report."""
+    from mldebug.cluster.dist._dist_test import Options
+    from mldebug.cluster.dist._dist_test import run as run_test
+    from mldebug.cluster.dist._evidence import load_evidence
+    from mldebug.cluster.dist._report import make_report
     from mldebug.core.hosts import parse_hosts
     from mldebug.core.launch import ssh_options
 
@@ -81,11 +84,13 @@ def run(args: argparse.Namespace) -> int:
         sizes=args.bytes, collector=args.collector, python=args.remote_python or "", output=how, verbose=args.verbose,
         ssh=ssh_options(args.ssh_config, args.ssh_option),
     )  # fmt: skip
-    report = run_test(options, lambda found: _show(found, how))
+    if not hosts:
+        require("torch")
+    report = run_test(options, lambda found: _show(found, how, "" if lines is None or args.json else lines(found)))
     return 0 if report.ok else 1
 
 
-def _show(report: DistTestReport, how: dict[str, Any]) -> None:
+def _show(report: DistTestReport, how: dict[str, Any], lines: str) -> None:
     """Rank 0's, as a rule. Where each rank can only speak for itself one gives the document, and the others a line."""
     from mldebug.core.world import claims, world
 
@@ -95,15 +100,11 @@ def _show(report: DistTestReport, how: dict[str, Any]) -> None:
         write(f"mldebug: rank {rank} on {os.uname().nodename}: {report.culprits[0].reason}\n", sys.stderr)
         time.sleep(1.0)  # launchers end the others as soon as one of them leaves
         return
+    if lines and not how["quiet"]:
+        write(lines, sys.stdout)
     emit(report, **how)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
     """`4,64K,1M,1G` in bytes."""
-    found = []
-    for word in text.split(","):
-        number, unit = (word[:-1], word[-1].upper()) if word[-1:].isalpha() else (word, "")
-        if not number.isdecimal() or unit not in ("", "K", "M", "G") or int(number) == 0:
-            raise argparse.ArgumentTypeError(f"{word!r} is not a number of bytes such as 4, 64K or 1M")
-        found.append(int(number) << {"": 0, "K": 10, "M": 20, "G": 30}[unit])
-    return tuple(found)
+    return tuple(size(word) for word in text.split(","))

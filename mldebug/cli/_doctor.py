@@ -88,7 +88,7 @@ def _progress(quiet: bool) -> Callable[[int, int], None] | None:
 def _serve(args: argparse.Namespace) -> int:
     """As a node that was asked: one line with its evidence, and nothing else on stdout."""
     from mldebug.cluster import collect_doctor
-    from mldebug.cluster._doctor_remote import answer
+    from mldebug.cluster.health._remote import answer
 
     evidence = collect_doctor(watch=args.watch, load=args.load)
     write(answer(evidence["nodes"][0]), sys.stdout)

@@ -13,7 +13,8 @@ from mldebug.core.errors import MldebugError
 from mldebug.core.report import emit, write
 
 if TYPE_CHECKING:
-    from mldebug.ranks._logs_report import FoldedLine, LogsReport
+    from mldebug.ranks._logs_found import FoldedLine
+    from mldebug.ranks._logs_report import LogsReport
 
 PARSER = Parser
 _ALL = -1

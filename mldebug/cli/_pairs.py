@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
-from mldebug.cli._parser import Parser, add_common, add_remote, count, file_to_write, seconds
-from mldebug.core.errors import UsageError
+from mldebug.cli._missing import require
+from mldebug.cli._parser import Parser, add_common, add_remote, count, file_or_picture_to_write, seconds, size
+from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import emit
 
 if TYPE_CHECKING:
-    from mldebug.cluster._pairs_report import PairsReport
+    from mldebug.cluster.pairs._report import PairsReport
 
 PARSER = Parser
 EPILOG = """\
@@ -20,6 +22,7 @@ examples:
   mldebug pairs --hosts node[01-16] -o pairs.json
   srun --ntasks-per-node 8 mldebug pairs --sample
   mldebug pairs --hosts a,b,c --nodes-only
+  mldebug pairs --hosts node[01-64] --ping
   mldebug pairs --from pairs.csv
   mldebug pairs --from rack1.csv --from rack2.csv -o pairs.png
 
@@ -44,9 +47,10 @@ def add_arguments(parser: Parser) -> None:
         "--backend", choices=("auto", "nccl", "rccl", "gloo", "xccl"), default="auto",
         help="what carries the messages (default: auto, by the accelerator)",
     )  # fmt: skip
+    parser.add_argument("--ping", action="store_true", help="TCP between hosts: no torch, no NCCL, no GPU")
     parser.add_argument("--nodes-only", action="store_true", help="nodes against nodes: busbw of all their GPUs")
     parser.add_argument("--sample", action="store_true", help="a dozen rounds, however many nodes there are")
-    parser.add_argument("--bytes", type=_size, default=0, metavar="N", help="size of a message: 64M (256M; CPUs 4M)")
+    parser.add_argument("--bytes", type=size, default=0, metavar="N", help="size of a message: 64M (256M; CPUs 4M)")
     parser.add_argument(
         "--timeout", type=seconds, default=30.0, metavar="S", help="a pair that takes longer hangs (30 seconds)"
     )
@@ -61,16 +65,15 @@ _FROM = "judge the matrix in FILE, and measure nothing; repeatable: one matrix"
 
 
 def run(args: argparse.Namespace) -> int:
-    output = file_to_write("--output", args.output)
+    output = file_or_picture_to_write("--output", args.output)
     if args.sources:
-        if args.nproc or args.hosts or args.sample or args.nodes_only:
+        if args.nproc or args.hosts or args.sample or args.nodes_only or args.ping:
             raise UsageError("--from measures nothing, so the options of a measurement mean nothing", "leave one out")
         from mldebug.cluster import pair_matrix
 
         report = pair_matrix(args.sources)
-        _show(report, args, output)
-        return 0 if report.ok else 1
-    from mldebug.cluster._pairs_live import Options, measure
+        return 0 if _show(report, args, output) and report.ok else 1
+    from mldebug.cluster.pairs._live import Options, measure
     from mldebug.core.hosts import parse_hosts
     from mldebug.core.launch import ssh_options
 
@@ -78,24 +81,23 @@ def run(args: argparse.Namespace) -> int:
         nproc=args.nproc, backend=args.backend, hosts=parse_hosts(args.hosts) if args.hosts else (),
         nodes_only=args.nodes_only, sample=args.sample, bytes=args.bytes, timeout=args.timeout,
         start_timeout=args.start_timeout, collector=args.collector, python=args.remote_python or "",
-        ssh=ssh_options(args.ssh_config, args.ssh_option), progress=not args.quiet,
+        ssh=ssh_options(args.ssh_config, args.ssh_option), progress=not args.quiet, ping=args.ping,
     )  # fmt: skip
-    report = measure(options, lambda found: _show(found, args, output))
-    return 0 if report.ok else 1
+    if not options.hosts:
+        require("torch")
+    written: list[bool] = []
+    report = measure(options, lambda found: written.append(_show(found, args, output)))
+    return 0 if report.ok and all(written) else 1
 
 
-def _show(report: PairsReport, args: argparse.Namespace, output: str | None) -> None:
-    if output is not None:
-        report.save(output)
+def _show(report: PairsReport, args: argparse.Namespace, output: str | None) -> bool:
+    """The verdict is shown, whatever becomes of the file. Whether that was written."""
+    written = True
+    try:
+        if output is not None:
+            report.save(output)
+    except MldebugError as error:  # a disk that is full: the measurement is not lost for it
+        print(f"mldebug: {error}", file=sys.stderr)
+        written = False
     emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color)
-
-
-def _size(text: str) -> int:
-    """`64M` in bytes."""
-    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
-    if not number.isdecimal() or unit not in ("", "K", "M", "G") or not 8 <= int(number) << _UNITS[unit] <= 1 << 36:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes such as 64K, 64M or 1G")
-    return int(number) << _UNITS[unit]
-
-
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
+    return written

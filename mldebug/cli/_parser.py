@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
+import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from mldebug.core.errors import UsageError
+from mldebug.core.extras import how_to_install
 from mldebug.core.report import write
 
 
@@ -31,8 +35,30 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         write(self.format_help(), sys.stdout if file is None else file)  # flushed here, where a failure is ours
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = [str(word) for word in (sys.argv[1:] if args is None else args)]
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
+        if message.startswith(("unrecognized arguments: ", "the following arguments are required: ")):
+            for word in self._given:  # what is required may be there, and misspelt
+                if near := self._near(word):
+                    raise UsageError(f"unrecognized arguments: {word}", f"did you mean {near}?")
+        if choice := re.search(r": invalid choice: '([^']+)' \(choose from (.*)\)$", message, re.S):
+            known = re.findall(r"[^\s,']+", choice[2])  # newer Pythons put no quotes around them
+            for close in difflib.get_close_matches(choice[1], known, n=1, cutoff=0.7):
+                raise UsageError(message, f"did you mean {close}?")
         raise UsageError(message, f"`{self.prog} --help` lists the options")
+
+    def _near(self, word: str) -> str:
+        """The option that a misspelt one was to be; "" for what is none."""
+        name = word.partition("=")[0].replace("_", "-")
+        options = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        if not name.startswith("--") or name == "--" or name in options:
+            return ""
+        longer = [option for option in options if option.startswith(name)]  # abbreviations are not taken
+        close = longer if len(longer) == 1 else difflib.get_close_matches(name, options, n=1, cutoff=0.7)
+        return close[0] if close else ""
 
 
 def _add_both_spellings(add: Callable[..., argparse.Action], *flags: Any, **kwargs: Any) -> argparse.Action:
@@ -86,6 +112,14 @@ def file_to_write(option: str, path: str | None) -> str | None:
     return full
 
 
+def file_or_picture_to_write(option: str, path: str | None) -> str | None:
+    """`file_to_write`, where FILE.png is a picture: one that cannot be drawn is told before the measurement, too."""
+    full = file_to_write(option, path)
+    if full is not None and full.lower().endswith(".png") and importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(f"{option} {path}: a picture needs matplotlib, which is not installed", how_to_install("plot"))
+    return full
+
+
 def add_common(parser: argparse._ActionsContainer, output: str, metavar: str = "FILE") -> None:
     """The options of every command, for a parser or a group of it. `output` says what -o writes to `metavar`."""
     parser.add_argument("-o", "--output", metavar=metavar, help=output)
@@ -128,6 +162,15 @@ def whole(text: str) -> int:
 def wholes(text: str) -> tuple[int, ...]:
     """Whole numbers of 0 or more with commas between them."""
     return tuple(whole(part.strip()) for part in text.split(","))
+
+
+def size(text: str) -> int:
+    """64MB, 64M, 1GiB, 4096: a number of bytes above 0. B may be left out; units are powers of 1024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
+    value = int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " ")) if match else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 64MB")
+    return value
 
 
 def seconds(text: str) -> float:

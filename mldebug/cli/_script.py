@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
-
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.core.script import exit_status, run_script, script_traceback
+from mldebug.core.script import check_script, exit_status, print_traceback, run_script, script_traceback
 
 
 def script_of(words: list[str], command: str) -> tuple[list[str], bool]:
-    """The script with its arguments, and whether it is a module. Only the first `--` is ours."""
+    """The script with its arguments, and whether it is a module. Only the first `--` is ours.
+
+    A script that is not there is a UsageError now, before anything is watched or printed.
+    """
     words = words[1:] if words[:1] == ["--"] else words
     module = words[:1] == ["-m"]
     words = words[1:] if module else words
@@ -19,6 +19,8 @@ def script_of(words: list[str], command: str) -> tuple[list[str], bool]:
             "no module after -m" if module else "no script to run",
             f"mldebug {command} -- train.py, or mldebug {command} -- -m package.module",
         )
+    if not module:
+        check_script(words[0])
     return words, module
 
 
@@ -34,12 +36,3 @@ def run_to_its_end(script: list[str], module: bool) -> int:
         print_traceback(exc)
         return 130 if isinstance(exc, KeyboardInterrupt) else 1
     return 0
-
-
-def print_traceback(exc: BaseException) -> None:
-    """As Python would have printed it, without the frames that ran the script."""
-    exc.with_traceback(script_traceback(exc))  # the hook of Python itself looks at the exception alone
-    try:
-        sys.excepthook(type(exc), exc, exc.__traceback__)
-    except Exception:
-        traceback.print_exception(type(exc), exc, exc.__traceback__)

@@ -46,7 +46,7 @@ class DatasetParser(Parser):
 PARSER = DatasetParser
 
 _ABOUT = {
-    "unpack": "Write each record of a dataset as a folder of files to edit: image.jpg, text.txt, text.null.",
+    "unpack": "Write records as folders of files to edit: image.jpg, text.txt, text.null.",
     "pack": "Make a dataset of any length from folders of files, as `unpack` writes them.",
 }
 

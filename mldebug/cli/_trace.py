@@ -9,7 +9,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from mldebug.cli._parser import Parser, ScriptParser, add_common, count
+from mldebug.cli._parser import Parser, ScriptParser, add_common, count, size
 from mldebug.cli._script import run_to_its_end, script_of
 from mldebug.cli._streams import StdoutToStderr
 from mldebug.core.report import Report, emit, write
@@ -55,8 +55,8 @@ def add_arguments(parser: Parser) -> None:
         metavar="NAME",
         help=f"pause and go on at it, or none (default: {_SIGNAL})",
     )
-    add("--ring", type=_size, metavar="SIZE", help="keep the newest lines in a file of this size, at less cost: 64MB")
-    add("--rotate", type=_size, metavar="SIZE", help="begin another file at this size, and keep the last ten")
+    add("--ring", type=size, metavar="SIZE", help="keep the newest lines in a file of this size, at less cost: 64MB")
+    add("--rotate", type=size, metavar="SIZE", help="begin another file at this size, and keep the last ten")
     add("--compress", action="store_true", help="compress the files that --rotate has finished")
     add_common(parser, output="write the traces to FOLDER (default: the current one)", metavar="FOLDER")
 
@@ -109,15 +109,6 @@ def run(args: argparse.Namespace) -> int:
         if streams is not None:
             emit(TraceReport(tracer.path, status), json=True, stream=streams.stdout)
     return status
-
-
-def _size(text: str) -> int:
-    """64MB, 1GiB, 4096: a number of bytes. B may be left out; units are powers of 1024."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
-    value = int(float(match[1]) * 1024 ** " kmgt".index(match[2] or " ")) if match else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 64MB")
-    return value
 
 
 def _duration(text: str) -> float:

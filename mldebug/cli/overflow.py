@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from mldebug.cli._parser import Parser, ScriptParser, add_common, count, file_to_write, whole, wholes
-from mldebug.cli._script import print_traceback, script_of
+from mldebug.cli._script import script_of
 from mldebug.cli._streams import StdoutToStderr
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.extras import how_to_install
 from mldebug.core.report import emit
-from mldebug.core.script import exit_status, script_traceback
+from mldebug.core.script import exit_status, print_traceback, script_traceback
+from mldebug.core.terminated import finished_first
+from mldebug.core.world import world
 
 if TYPE_CHECKING:
     from mldebug.numerics import NumericsReport
@@ -24,12 +28,14 @@ EPILOG = """\
 examples:
   mldebug overflow -- train.py --lr 1e-3
   mldebug overflow --max-frames 50 -o frames.jsonl -- -m project.train
+  mldebug overflow --html report.html -- train.py
   torchrun --nproc-per-node 8 -m mldebug overflow -- train.py
 
 The script needs no edit: every model that it calls is watched. Its exit status
 is passed on; where it would be 0 it is 1 if an event was found, or if the
 recorder stopped the script. The report goes to stderr; with --json it goes to
-stdout, and what the script prints goes to stderr."""
+stdout, and what the script prints goes to stderr. A job that is ended by
+SIGTERM (its time is over, another rank has failed) reports before it goes."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -68,25 +74,46 @@ def add_arguments(parser: Parser) -> None:
         default="raise",
         help="stop the script (the default), warn and go on, or drop the batch and go on",
     )
+    parser.add_argument(
+        "--dump-dir",
+        metavar="DIR",
+        help="write the steps of events to DIR: inputs, random states, and a repro.py of the operation",
+    )
+    parser.add_argument(
+        "--backward", action="store_true", help="measure the gradients of module outputs too, with hooks on them"
+    )
     parser.add_argument("--plot", metavar="FILE.png", help="draw abs max by module and step")
+    parser.add_argument(
+        "--html",
+        metavar="FILE.html",
+        help="write the report as a page for a browser, with a map of abs max and headroom by module and step",
+    )
     add_common(parser, output="write the frames to FILE as JSON lines")
 
 
 def run(args: argparse.Namespace) -> int:
     target, module = script_of(args.script, "overflow")
-    output, plot = _files(args)
+    output, plot, html = _files(args)
     with StdoutToStderr(for_good=args.own_process) if args.json else nullcontext() as streams:
-        report, status = _run_script(args, target, module, output)
-        if report is not None:
+
+        def show(report: NumericsReport) -> bool:
             stream = sys.stderr if streams is None else streams.stdout
-            emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color, stream=stream)
-            if not _plotted(report, plot) or not report.ok:
-                status = status or 1
+            with finished_first():  # a launcher ends the other ranks as soon as one has failed
+                emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color, stream=stream)
+                return all([_written(report.plot, plot, "draw"), _written(report.html, html, "write")])
+
+        report, status = _run_script(args, target, module, output, show)
+        if report is not None and not (show(report) and report.ok):
+            status = status or 1
     return status
 
 
 def _run_script(
-    args: argparse.Namespace, target: list[str], module: bool, output: str | None
+    args: argparse.Namespace,
+    target: list[str],
+    module: bool,
+    output: str | None,
+    last_word: Callable[[NumericsReport], object],
 ) -> tuple[NumericsReport | None, int]:
     """What the recorder saw (None: not to be shown) and the status to leave with."""
     from mldebug.numerics import NumericsError, watch_script
@@ -95,14 +122,17 @@ def _run_script(
         report = watch_script(
             target,
             module=module,
+            last_word=last_word,
             max_frames_to_save=args.max_frames,
             trace_batch_nums=args.trace_batch_nums,
             abort_after_batch_num=args.abort_after_batch_num,
             check=args.check,
             on_event=args.on_event,
+            backward=args.backward,
             include=args.include,
             exclude=args.exclude,
             output=output,
+            dump_dir=_folder("--dump-dir", args.dump_dir),
         )
     except NumericsError as exc:
         if "abort_after_batch_num" in exc.message:  # the other reason to stop; its report may have an event too
@@ -124,20 +154,44 @@ def _run_script(
     return report, 0
 
 
-def _plotted(report: NumericsReport, path: str | None) -> bool:
-    """Draw, and only say so where that fails: the report has been given already."""
+def _written(write: Callable[[str], object], path: str | None, verb: str) -> bool:
+    """Write one picture or page, and only say so where that fails: the report has been given already."""
     try:
         if path is not None:
-            report.plot(path)
+            write(path)
     except (MldebugError, OSError) as exc:
-        print(f"mldebug: cannot draw {path}: {exc}", file=sys.stderr)
+        print(f"mldebug: cannot {verb} {path}: {exc}", file=sys.stderr)
         return False
     return True
 
 
-def _files(args: argparse.Namespace) -> tuple[str | None, str | None]:
-    """The files of --output and --plot, looked at before a run of hours and not after it."""
+def _files(args: argparse.Namespace) -> tuple[str | None, str | None, str | None]:
+    """The files of --output, --plot and --html, looked at before a run of hours and not after it."""
     output, plot = file_to_write("--output", args.output), file_to_write("--plot", args.plot)
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib, which is not installed", how_to_install("plot"))
-    return output, plot
+    html = file_to_write("--html", args.html)
+    return output, plot, None if html is None else _of_rank(html)
+
+
+def _folder(option: str, path: str | None) -> str | None:
+    """A folder that is there or can be made; else a UsageError before the run."""
+    if path is None:
+        return None
+    above = os.path.abspath(path)
+    while not os.path.exists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        raise UsageError(f"{option} {path}: {above} is a file", "name a folder")
+    if not os.access(above, os.W_OK):
+        raise UsageError(f"{option} {path}: no permission to write in {above}", "choose another folder")
+    return path
+
+
+def _of_rank(path: str) -> str:
+    """Of several ranks each writes a page of its own: `report.html` becomes `report.rank3.html`."""
+    here = world()
+    if here.world_size == 1:
+        return path
+    stem, suffix = os.path.splitext(path)
+    return f"{stem}.rank{here.rank}{suffix}"

@@ -13,20 +13,23 @@ from typing import TYPE_CHECKING
 from mldebug.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from mldebug.cluster._dist_judge import Culprit, DistVerdict, judge_dist_test
-    from mldebug.cluster._dist_report import DistTestReport
-    from mldebug.cluster._dist_test import dist_test
-    from mldebug.cluster._doctor import collect_doctor, doctor, judge_doctor, load_doctor
-    from mldebug.cluster._doctor_report import DoctorReport
-    from mldebug.cluster._pairs import pair_matrix
-    from mldebug.cluster._pairs_evidence import PairsEvidence
-    from mldebug.cluster._pairs_files import load_pairs, save_pairs
-    from mldebug.cluster._pairs_judge import judge_pairs
-    from mldebug.cluster._pairs_report import PairsReport
-    from mldebug.cluster._pairs_schedule import gpu_rounds, node_rounds, sample_rounds
-    from mldebug.cluster._pairs_verdict import PairsVerdict
+    from mldebug.cluster.collectives._comms import comms
+    from mldebug.cluster.collectives._report import CommsReport
+    from mldebug.cluster.dist._dist_test import dist_test
+    from mldebug.cluster.dist._judge import Culprit, DistVerdict, judge_dist_test
+    from mldebug.cluster.dist._report import DistTestReport
+    from mldebug.cluster.health._doctor import collect_doctor, doctor, judge_doctor, load_doctor
+    from mldebug.cluster.health._report import DoctorReport
+    from mldebug.cluster.pairs._evidence import PairsEvidence
+    from mldebug.cluster.pairs._files import load_pairs, save_pairs
+    from mldebug.cluster.pairs._judge import judge_pairs
+    from mldebug.cluster.pairs._pairs import pair_matrix
+    from mldebug.cluster.pairs._report import PairsReport
+    from mldebug.cluster.pairs._schedule import gpu_rounds, node_rounds, sample_rounds
+    from mldebug.cluster.pairs._verdict import PairsVerdict
 
 __all__ = [
+    "CommsReport",
     "Culprit",
     "DistTestReport",
     "DistVerdict",
@@ -35,6 +38,7 @@ __all__ = [
     "PairsReport",
     "PairsVerdict",
     "collect_doctor",
+    "comms",
     "dist_test",
     "doctor",
     "gpu_rounds",
@@ -51,26 +55,28 @@ __all__ = [
 
 # Public name -> the module that defines it. Type checkers read the imports above instead.
 _HOMES = {
-    "Culprit": "mldebug.cluster._dist_judge",
-    "DistTestReport": "mldebug.cluster._dist_report",
-    "DistVerdict": "mldebug.cluster._dist_judge",
-    "DoctorReport": "mldebug.cluster._doctor_report",
-    "PairsEvidence": "mldebug.cluster._pairs_evidence",
-    "PairsReport": "mldebug.cluster._pairs_report",
-    "PairsVerdict": "mldebug.cluster._pairs_verdict",
-    "collect_doctor": "mldebug.cluster._doctor",
-    "dist_test": "mldebug.cluster._dist_test",
-    "doctor": "mldebug.cluster._doctor",
-    "gpu_rounds": "mldebug.cluster._pairs_schedule",
-    "judge_dist_test": "mldebug.cluster._dist_judge",
-    "judge_doctor": "mldebug.cluster._doctor",
-    "judge_pairs": "mldebug.cluster._pairs_judge",
-    "load_doctor": "mldebug.cluster._doctor",
-    "load_pairs": "mldebug.cluster._pairs_files",
-    "node_rounds": "mldebug.cluster._pairs_schedule",
-    "pair_matrix": "mldebug.cluster._pairs",
-    "sample_rounds": "mldebug.cluster._pairs_schedule",
-    "save_pairs": "mldebug.cluster._pairs_files",
+    "CommsReport": "mldebug.cluster.collectives._report",
+    "Culprit": "mldebug.cluster.dist._judge",
+    "DistTestReport": "mldebug.cluster.dist._report",
+    "DistVerdict": "mldebug.cluster.dist._judge",
+    "DoctorReport": "mldebug.cluster.health._report",
+    "PairsEvidence": "mldebug.cluster.pairs._evidence",
+    "PairsReport": "mldebug.cluster.pairs._report",
+    "PairsVerdict": "mldebug.cluster.pairs._verdict",
+    "collect_doctor": "mldebug.cluster.health._doctor",
+    "comms": "mldebug.cluster.collectives._comms",
+    "dist_test": "mldebug.cluster.dist._dist_test",
+    "doctor": "mldebug.cluster.health._doctor",
+    "gpu_rounds": "mldebug.cluster.pairs._schedule",
+    "judge_dist_test": "mldebug.cluster.dist._judge",
+    "judge_doctor": "mldebug.cluster.health._doctor",
+    "judge_pairs": "mldebug.cluster.pairs._judge",
+    "load_doctor": "mldebug.cluster.health._doctor",
+    "load_pairs": "mldebug.cluster.pairs._files",
+    "node_rounds": "mldebug.cluster.pairs._schedule",
+    "pair_matrix": "mldebug.cluster.pairs._pairs",
+    "sample_rounds": "mldebug.cluster.pairs._schedule",
+    "save_pairs": "mldebug.cluster.pairs._files",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

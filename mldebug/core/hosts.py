@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.errors import UsageError
+from mldebug.core.extras import how_to_install
 
 # A name goes to ssh, srun and kubectl as a word of its own, so it must be unable to be an option or a command.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
@@ -95,9 +96,9 @@ def _expand(word: str) -> list[str]:
     try:
         from ClusterShell.NodeSet import NodeSet, NodeSetException
     except ImportError as exc:
-        raise MldebugError(
+        raise UsageError(
             f"the list of hosts {word!r} needs ClusterShell, which is not installed",
-            "pip install ClusterShell, or give the names one by one",
+            f"{how_to_install('cluster')}, or give the names one by one",
         ) from exc
     user, at, hosts = word.partition("@") if "@" in word[1:] else ("", "", word)
     try:

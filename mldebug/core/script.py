@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import difflib
 import importlib.machinery
@@ -9,8 +10,11 @@ import importlib.util
 import io
 import os
 import sys
+import threading
+import traceback
 from collections.abc import Sequence
 from types import CodeType, ModuleType, TracebackType
+from typing import NoReturn
 
 from mldebug.core.errors import UsageError
 
@@ -22,6 +26,7 @@ def run_script(argv: Sequence[str], *, module: bool = False) -> None:
     be pickled and its functions given to processes that multiprocessing spawns. A folder or zip file with a
     `__main__.py` is run as Python runs it. What was in place before comes back when the script ends.
     SystemExit and every other exception of the script pass through. A script that is not there is a UsageError.
+    A process that the script forks never comes back from here: it ends as it would under Python alone.
 
         with SomeScope():
             run_script(["train.py", "--lr", "1e-3"])
@@ -30,21 +35,49 @@ def run_script(argv: Sequence[str], *, module: bool = False) -> None:
         raise UsageError("no script to run", "name a script, or -m and a module")
     old_argv, old_path, old_main = sys.argv, sys.path, sys.modules["__main__"]
     sys.argv, sys.path = list(old_argv), list(old_path)
+    pid = os.getpid()
     try:
         main, code, argv0 = _find_module(argv[0]) if module else _find_script(argv[0])
         sys.argv = [argv0, *argv[1:]]
         sys.modules["__main__"] = main
-        exec(code, main.__dict__)
+        try:
+            exec(code, main.__dict__)
+        except BaseException as exc:
+            if os.getpid() != pid:
+                _end_child(exc)
+            raise
+        if os.getpid() != pid:
+            _end_child(None)
     finally:
         sys.argv, sys.path, sys.modules["__main__"] = old_argv, old_path, old_main
 
 
+def check_script(name: str) -> None:
+    """Raise the UsageError of `run_script` where there is no such file, before anything else is said or done.
+
+    check_script("trian.py")  # cannot run trian.py: no such file or directory
+    """
+    try:
+        os.stat(name)
+    except OSError as exc:
+        raise UsageError(f"cannot run {name}: {(exc.strerror or str(exc)).lower()}", _script_hint(name)) from None
+
+
 def script_traceback(exc: BaseException) -> TracebackType | None:
     """The traceback of an exception that came out of `run_script`, from the script's first frame on."""
-    traceback = exc.__traceback__
-    while traceback is not None and _is_ours(traceback.tb_frame.f_globals):
-        traceback = traceback.tb_next
-    return traceback
+    found = exc.__traceback__
+    while found is not None and _is_ours(found.tb_frame.f_globals):
+        found = found.tb_next
+    return found
+
+
+def print_traceback(exc: BaseException) -> None:
+    """Print what the script raised as Python would have, without the frames that ran the script."""
+    exc.with_traceback(script_traceback(exc))  # the hook of Python itself looks at the exception alone
+    try:
+        sys.excepthook(type(exc), exc, exc.__traceback__)
+    except Exception:
+        traceback.print_exception(type(exc), exc, exc.__traceback__)
 
 
 def exit_status(exit_: SystemExit) -> int:
@@ -55,6 +88,25 @@ def exit_status(exit_: SystemExit) -> int:
         return exit_.code
     print(exit_.code, file=sys.stderr)
     return 1
+
+
+def _end_child(exc: BaseException | None) -> NoReturn:
+    """End a process that the script has forked: reports and exit statuses of ours are the parent's."""
+    status = 0
+    try:
+        if isinstance(exc, SystemExit):
+            status = exit_status(exc)
+        elif exc is not None:
+            status = 130 if isinstance(exc, KeyboardInterrupt) else 1
+            print_traceback(exc)
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the end of Python does
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    except BaseException:  # a stream that is closed or full, Ctrl-C
+        status = status or 1
+    finally:
+        os._exit(status & 0xFF)
 
 
 def _is_ours(namespace: dict[str, object]) -> bool:

@@ -117,6 +117,8 @@ def _in_shell_of_srun(env: Mapping[str, str]) -> bool:
 def _job(env: Mapping[str, str]) -> str:
     address = f"{env.get('MASTER_ADDR', '')}:{env.get('MASTER_PORT', '')}"
     if run := env.get("TORCHELASTIC_RUN_ID", ""):
+        if env.get("MASTER_PORT") == "0":  # any free one: another job of this node may have the same words
+            address = f"launcher-{launcher()}"
         return f"torchrun-{run}-{address}"  # the run's id is "none" unless it is given
     for name in ("OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid", "PALS_APID"):
         if value := env.get(name, ""):

@@ -66,8 +66,11 @@ def enable() -> bool:
 def mark(step: int) -> None:
     """Say that the program has come to `step`: whoever watches it sees it advance. Costs less than a microsecond.
 
-    for step, batch in enumerate(batches):
-        mldebug.hang.mark(step)
+    `step` is a whole number; it may stay the same or begin anew, as each call counts as progress. Where there is no
+    shared memory (not Linux) it does nothing.
+
+        for step, batch in enumerate(batches):
+            mldebug.hang.mark(step)
     """
     page = _page
     if page is None:

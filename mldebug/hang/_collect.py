@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import time
@@ -13,7 +14,16 @@ from typing import TYPE_CHECKING, Any, cast
 from mldebug.core.stacks import Stacks, dump, process_state
 from mldebug.hang import _agent_files as agent
 from mldebug.hang._evidence import ALL_LOCALS, SCHEMA
-from mldebug.hang._find import Found, Process, find_ranks, runs_python
+from mldebug.hang._find import (
+    WATCHDOG,
+    Found,
+    Process,
+    children_of,
+    descendants,
+    find_ranks,
+    processes,
+    runs_python,
+)
 from mldebug.hang._nccl import Watcher
 from mldebug.hang._proc import io_of, locks_of, shared_pipes, switches_of, thread_ticks, ticks_of, wchan_of
 
@@ -57,6 +67,8 @@ def collect(
     with ThreadPoolExecutor(_READERS) as pool:
         for number in range(max(1, samples)):
             began = time.monotonic()
+            if number:
+                _find_born(looks)
             tasks = [pool.submit(task, deadline, locals) for look in looks for task in look.tasks()]
             for task in tasks:
                 task.result()
@@ -99,6 +111,18 @@ def collect(
     }
 
 
+def _find_born(looks: list[_Look]) -> None:
+    """Children that a rank without any has started since it was found: without them its workers seem to have ended."""
+    childless = [look for look in looks if not look.found.children and look.found.process.pid != os.getpid()]
+    if childless:
+        everything = processes()
+        below = children_of(everything)
+        stop = {os.getpid(), *(look.found.process.pid for look in looks)}
+        stop |= {pid for pid, one in everything.items() if WATCHDOG in one.line}
+        for look in childless:
+            look.add([everything[pid] for pid in descendants(look.found.process.pid, below, stop)])
+
+
 def _look_again(pool: ThreadPoolExecutor, looks: list[_Look], nccl: Watcher, deadline: float, everything: bool) -> None:
     """A step on GPUs may take seconds in which nothing is seen to move: wait for a sign, then look once more."""
     end = min(time.monotonic() + _PATIENCE, deadline - 1.0)
@@ -120,9 +144,15 @@ class _Look:
         self.agent = agent.Reader(found.process.pid, found.process.env.get("MLDEBUG_AGENT"))
         self.samples: dict[int, list[Sample]] = {found.process.pid: []}
         self.results: dict[int, Stacks] = {}
-        self.python = {child.pid for child in found.children if child.state not in "ZX" and runs_python(child)}
+        self.python: set[int] = set()
         self.native: list[Thread] = []
-        for child in found.children:
+        self.add(found.children)
+
+    def add(self, children: list[Process]) -> None:
+        """Children to be looked at from now on."""
+        self.found.children = children
+        self.python |= {child.pid for child in children if child.state not in "ZX" and runs_python(child)}
+        for child in children:
             self.samples[child.pid] = []
 
     @property

@@ -64,7 +64,7 @@ _KEPT = {name for names in _LAUNCHERS for name in names} | {*_JOB, ENVIRONMENT, 
 
 
 from_inside = False  # whether a rank started this process to look at it: what is above us is then no tool of ours
-_WATCHDOG = "mldebug.hang._watchdog_look"
+WATCHDOG = "mldebug.hang._watchdog_look"
 
 
 def find_ranks(
@@ -104,7 +104,7 @@ def find_ranks(
             pid = others[0].process.pid
             notes.append(f"another job is here too ({len(others)} ranks, one is pid {pid}): `--pid {pid}` looks at it")
     found = jobs[chosen]
-    tops = {one.process.pid for one in ranks} | {pid for pid, one in everything.items() if _WATCHDOG in one.line}
+    tops = {one.process.pid for one in ranks} | {pid for pid, one in everything.items() if WATCHDOG in one.line}
     for one in found:
         one.children = [everything[pid] for pid in descendants(one.process.pid, below, tops)]
     notes += _zombies(found, everything, below)

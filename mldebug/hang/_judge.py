@@ -50,7 +50,8 @@ _RULES: tuple[Callable[[Case], Verdict | None], ...] = (
 def judge(evidence: Evidence) -> Verdict:
     """Who holds the job up: the rules, strongest first.
 
-    Nothing is read but the evidence, so a recorded job gives the verdict of the live one.
+    Nothing is read but the evidence, so a recorded job gives the verdict of the live one. `evidence` is what
+    `collect()` returns, plain JSON. It always answers: where no rule holds, `hung` is False, or `kind` is "unknown".
 
         verdict = judge(collect())
         verdict.hung, verdict.kind, verdict.culprits

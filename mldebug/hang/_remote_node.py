@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -12,45 +10,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
-from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.errors import MldebugError
 from mldebug.hang._remote_frames import pack
+from mldebug.hang._remote_request import Request, asked_in
 from mldebug.hang._remote_wire import WIRE, encode
-
-if TYPE_CHECKING:
-    from typing_extensions import NotRequired
-
-
-class Request(TypedDict):
-    """What the near end asks for."""
-
-    wire: int
-    name: str  # what the near end calls this node; "" where one request goes to many
-    seconds: float  # after which nobody waits for the answer any more
-    options: dict[str, Any]  # of collect()
-    calls: int  # of the record of collectives, at most
-    slurm: bool  # only ranks of the SLURM job that this runs in
-    below: NotRequired[Below]
-
-
-class Below(TypedDict):
-    """The nodes that this one is to ask in turn."""
-
-    hosts: list[str]
-    python: str
-    ssh: list[str]
-    fanout: int
-
-
-def ask_word(request: Request) -> str:
-    """A request as one word that no shell changes."""
-    return base64.urlsafe_b64encode(json.dumps(request).encode()).decode()
 
 
 def serve(word: str) -> int:
     """Answer a request on stdout; the exit status says only whether there was an answer."""
-    request = _request(word)
+    request = asked_in(word)
     began = time.monotonic()
     name = request["name"] or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     _end_in_time(request["seconds"])
@@ -64,7 +34,7 @@ def serve(word: str) -> int:
 
         thread = None
         if "below" in request:
-            from mldebug.hang._remote_ways import pass_on
+            from mldebug.hang._remote_ways import pass_on  # only where there are nodes below
 
             thread = threading.Thread(target=pass_on, args=(request, began, say))
             thread.start()
@@ -109,17 +79,6 @@ def _of_job(job: str) -> tuple[int, ...]:
         pid = everything[pid].parent
     found = {pid for pid, one in everything.items() if one.env.get("SLURM_JOB_ID") == job != "" and pid not in own}
     return tuple(sorted(pid for pid in found if everything[pid].parent not in found))
-
-
-def _request(word: str) -> Request:
-    try:
-        request: Request = json.loads(base64.urlsafe_b64decode(word.encode()))
-        wire = request["wire"]
-    except (ValueError, KeyError, TypeError) as exc:
-        raise UsageError("--node is for mldebug itself", "`mldebug spy` looks at this node") from exc
-    if wire != WIRE:
-        raise UsageError(f"mldebug here speaks layout {WIRE} and was asked in {wire}", "install one version everywhere")
-    return request
 
 
 def _end_in_time(seconds: float) -> None:

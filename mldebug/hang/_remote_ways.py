@@ -15,7 +15,7 @@ from mldebug.core.hosts import checked
 from mldebug.core.launch import Call, Ending
 from mldebug.hang._remote_frames import FrameReader, frame, pack
 from mldebug.hang._remote_gather import Sink, Trouble, trouble_document, unanswered
-from mldebug.hang._remote_node import Below, Request, ask_word
+from mldebug.hang._remote_request import Below, Request, ask_word
 from mldebug.hang._remote_why import why
 from mldebug.hang._remote_wire import WIRE
 

@@ -18,8 +18,15 @@ KINDS = (
 class Verdict:
     """What `judge()` says of a job.
 
-    `culprits` are global ranks, empty where no single rank is to blame; `kind` is one of KINDS; `where` has an entry
-    for each set of ranks that stand at the same place; `rests_on` names the evidence, strongest first.
+        verdict = spy().verdict
+        verdict.hung and print(verdict.text, verdict.hint)
+
+    - `hung`: False for a job that goes on, is only slow, or of which too little can be seen
+    - `kind`: why, docs/hang.md has all: "rank-guarded-collective", "straggler", "network"
+    - `culprits`: global ranks that the others wait for; empty where no single rank is to blame
+    - `text`: who waits where for whom, in a sentence or two; `hint`: what to do about it, "" where that is all
+    - `sure`: "low", "medium" or "high"; `rests_on`: the evidence, strongest first
+    - `where`: an entry for each set of ranks that stand at the same place
     """
 
     hung: bool

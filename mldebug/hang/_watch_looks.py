@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mldebug.core.errors import MldebugError
@@ -39,9 +40,10 @@ class Looks:
         self.slow: SpyReport | None = None  # the last that named a straggler
         self._timeout = timeout
         self._often = max(1.0, timeout / 2.2)  # three looks span the time
+        self._enough = timeout / 2  # seconds between looks in which nothing has moved
         self._seldom = self._often
         self._complained = False
-        self._kept: list[tuple[float, Evidence]] = []
+        self._kept: list[tuple[float, float, Evidence]] = []  # looks, with their begin and end
 
     @property
     def pause(self) -> float:
@@ -74,21 +76,26 @@ class Looks:
         if evidence is None or not any(rank["status"] == "ok" for rank in evidence["ranks"]):
             self._kept.clear()
             return None
-        if self._kept and now - self._kept[-1][0] > 3 * self._often + _LATE:
+        if self._kept and now - self._kept[-1][1] > 3 * self._often + _LATE:
             self._kept.clear()  # we were stopped ourselves (Ctrl-Z, a machine that slept), and the job with us
-        self._kept.append((now, evidence))
-        while len(self._kept) > 2 and self._kept[1][0] <= now - self._timeout:
+        self._kept.append((now, time.monotonic(), evidence))
+        while len(self._kept) > 2 and self._kept[1][0] <= now - self._timeout and self._span(1) >= self._enough:
             self._kept.pop(0)
-        found = self._judge([look for _, look in self._kept])
+        found = self._judge([look for *_, look in self._kept])
         if found.verdict.kind == "straggler" and not found.verdict.hung:
             self.slow = found
-        if not found.verdict.hung or now - self._kept[0][0] < self._timeout * 0.9:
+        if not found.verdict.hung or now - self._kept[0][0] < self._timeout * 0.9 or self._span(0) < self._enough:
             return None
         closer = self._look(pids, 2)
         if closer is None:
             return None
-        found = self._judge([*(look for _, look in self._kept), closer])
+        found = self._judge([*(look for *_, look in self._kept), closer])
         return found if found.verdict.hung else None
+
+    def _span(self, first: int) -> float:
+        """Seconds between the looks from this one on: what moves while a rank is looked at, and so stopped, tells
+        nothing. On a machine that is very busy looks take most of the time."""
+        return sum(begin - end for (_, end, _), (begin, *_) in pairwise(self._kept[first:]))
 
     def _judge(self, parts: Sequence[Evidence]) -> SpyReport:
         joined = _joined(parts)

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mldebug.core.world import world
-from mldebug.numerics._event import Event, Kind, Phase, Role
+from mldebug.numerics._event import Event, Kind, Operation, Phase, Role
 from mldebug.numerics._frames import Finding
-from mldebug.numerics._records import Call, Site, Watched
-from mldebug.numerics._stats import LIMIT, Stats, finite_absmax
 from mldebug.numerics._weights import BadBuffer, full_name, join_name
+from mldebug.numerics.distributed._together import rank_now
+from mldebug.numerics.ops._causes import cause_of
+from mldebug.numerics.ops._origins import NAN, Origin
+from mldebug.numerics.ring._records import Call, Site, Watched
+from mldebug.numerics.ring._stats import LIMIT, Stats, finite_absmax
 
 if TYPE_CHECKING:
-    from mldebug.numerics._gradients import GradientNorms
     from mldebug.numerics._recorder import DebugUnderflowOverflow
+    from mldebug.numerics.gradients._gradients import GradientNorms
+    from mldebug.numerics.ops._loss_graph import LossOperation
 
 
 class Events:
@@ -29,7 +32,9 @@ class Events:
     def from_record(self, site: Site, stats: Stats, call: Call) -> Event:
         """The event of a bad record."""
         if site.role not in ("parameter", "buffer"):
-            return self._make(site.owner, site.role, site.path, stats, call, site.dtype)
+            event = self._make(site.owner, site.role, site.path, stats, call, site.dtype)
+            known = site.role == "input" and call.snapshot is not None and not call.snapshot.inputs_changed()
+            return replace(event, sample=call.snapshot.sample(site.path)) if known and call.snapshot else event
         phase: Phase = "init"
         step = call.step
         if full_name(site) not in call.new_names:
@@ -80,11 +85,66 @@ class Events:
             limit=LIMIT.get(dtype, math.inf),
             param=join_name(owner.name, name),
             benign=norms.scaled and kind != "underflow",
-            rank=world().rank,
+            rank=rank_now(),
         )
 
-    def nearest_to_the_loss(self, event: Event) -> Event:
-        """Of the parameters that bad gradients spoiled, the last of the model: backward came to it first."""
+    def from_origin(self, origin: Origin) -> Event:
+        """The event of an operation that made bad values."""
+        owner = origin.owner
+        role: Role = "gradient" if origin.phase == "backward" else "output"
+        if origin.phase == "optimizer":
+            role = "parameter" if origin.param is not None else "output"
+        elif origin.fed is not None:
+            role, owner = "input", origin.fed.root
+        elif role == "output" and owner is None:
+            role = "loss"
+        name: str = role if origin.fed is None else origin.fed.path
+        if origin.param is not None and owner is not None:
+            name = origin.param.removeprefix(f"{owner.name}.")
+        return Event(
+            step=origin.step,
+            batch=origin.batch,
+            micro_batch=origin.micro_batch,
+            phase=origin.phase,
+            module=None if owner is None else owner.name,
+            module_class="" if owner is None else owner.cls,
+            role=role,
+            kind="precision" if "positions" in origin.facts else "nan" if origin.worst == NAN else "inf",
+            name=name,
+            dtype=str(origin.dtype).removeprefix("torch."),
+            limit=LIMIT.get(origin.dtype, math.inf),
+            param=origin.param,
+            op=origin.node or origin.op,
+            benign="by the loss scale" in origin.facts,
+            rank=rank_now(),
+            absmax=origin.absmax,
+            bad=origin.bad,
+            numel=origin.numel,
+            training=origin.training,
+            sample=None if origin.fed is None else origin.fed.sample,
+            operation=operation_of(origin),
+        )
+
+    def of_loss(self, event: Event, made: LossOperation) -> Event:
+        """The event of a bad loss with the operation of its graph that made it."""
+        kind: Kind = "nan" if made.kind == "nan" else "inf"
+        return replace(
+            event, kind=kind, op=made.operation.op, operation=made.operation, bad=None, numel=None,
+            dtype=str(made.dtype).removeprefix("torch."), limit=LIMIT.get(made.dtype, math.inf),
+        )  # fmt: skip
+
+    def of_bad_gradients(self, event: Event) -> Event:
+        """The event of parameters that bad gradients spoiled: at the module whose backward went bad, where gradients of
+        outputs were recorded, else at the last of these parameters in the model. Backward came to it first."""
+        gradients = self._recorder.output_gradients
+        found = None if gradients is None else gradients.origin(event.step)
+        if found is not None:
+            made, kind = found
+            module, cls = (None, "") if made is None else (made.name, made.cls)
+            return replace(
+                event, role="gradient", name="gradient", param=None, module=module, module_class=cls,
+                kind="nan" if kind == "nan" else "inf",
+            )  # fmt: skip
         norms = self._recorder.gradients.of(event.step)
         bad = None if norms is None else norms.bad()
         if bad is None:
@@ -115,9 +175,31 @@ class Events:
             dtype=str(dtype).removeprefix("torch."),
             limit=LIMIT.get(dtype, math.inf),
             param=param,
-            rank=world().rank,
+            rank=rank_now(),
             absmax=None if tensor is None else finite_absmax(tensor),
             bad=stats.nan + stats.posinf + stats.neginf if stats.nan >= 0 else None,
             numel=None if tensor is None else tensor.numel(),
             training=call.training,
         )
+
+
+def operation_of(origin: Origin) -> Operation:
+    """What a report says of an operation."""
+    line = origin.line
+    victim = origin.sort == "given"
+    phase = "forward" if origin.by_hand else origin.phase
+    cause = None if victim else cause_of(origin.op, origin.node, phase, origin.facts)
+    return Operation(
+        op=origin.op,
+        node=origin.node,
+        forward_op=origin.forward_op,
+        file="" if line is None else line.file,
+        line=0 if line is None else line.number,
+        function="" if line is None else line.function,
+        code="" if line is None else line.code,
+        operands=origin.operands,
+        results=origin.results,
+        facts=tuple(sorted(origin.facts)),
+        victim=victim,
+        cause="" if cause is None else cause.key,
+    )

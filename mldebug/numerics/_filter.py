@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -31,7 +32,9 @@ class Filter:
     def mutes(self, name: str, module: nn.Module) -> bool:
         """Whether a module of this name, met for the first time, is left out."""
         muted = (bool(self.include) and not _matches(name, self.include)) or _matches(name, self.exclude)
-        if type(module).forward is not nn.Module.forward or "forward" in vars(module):  # a ModuleList is never called
+        # A ModuleList is never called. (A class made by torch.jit raises where its forward is asked for.)
+        forward = inspect.getattr_static(type(module), "forward", None)
+        if forward is not nn.Module.__dict__["forward"] or "forward" in vars(module):
             self._names[name] = None
             self._unmatched = [pair for pair in self._unmatched if not fnmatchcase(name, pair[1])]
             self.modules += 1

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mldebug.numerics import _compiled, _hub
+from mldebug.numerics import _hub
 from mldebug.numerics._event import Role
 from mldebug.numerics._frames import Frames
-from mldebug.numerics._records import Call, RowsOf, Site, Watched
-from mldebug.numerics._replay import NotReplayable, Snapshot, changing_buffers, check_model
 from mldebug.numerics._tell import say
 from mldebug.numerics._tensors import is_plain, leaves, parts, tracing_now
+from mldebug.numerics.compiled import _compiled
+from mldebug.numerics.replay._backward import Backwards
+from mldebug.numerics.replay._collectives import NotReplayable
+from mldebug.numerics.replay._replay import Snapshot, changing_buffers, check_model
+from mldebug.numerics.ring._records import Call, RowsOf, Site, Watched
 
 if TYPE_CHECKING:
     from mldebug.numerics._recorder import DebugUnderflowOverflow
@@ -32,15 +35,19 @@ class Forwards:
         self._recorder = recorder
         self._memory = recorder.memory
         self._weights = recorder.weights
+        self._gradients = recorder.output_gradients
         self.call: Call | None = None  # the root forward under way
         self.live: Frames | None = None  # takes frames from live tensors: replay, check="each", traced batches
         self.replaying = False  # what runs is a replay: frames are taken, nothing else
+        self.backwards = Backwards()
         self.unread: deque[Call] = deque()  # calls whose verdict was not read yet
         self.batches = 0  # root forwards, of all kinds
         self.micro_batch = 0  # training forwards since the last optimizer step
         self.eval_batches = 0  # without gradients or in eval mode
         self.generated = 0  # of those, the ones that continued a generation: tokens
         self.recomputed = 0  # module calls that activation checkpointing ran again in backward
+        self.bad_batch = -1  # the last batch whose forward had an event
+        self.trained = False  # a forward with gradients has run since the last optimizer step
         self._changing: set[int] | None = None  # ids of buffers seen to change in a forward
         self._checked: list[Tensor] = []  # the parameters that check_model() has seen
         self._sharded = ""  # what it said
@@ -99,15 +106,19 @@ class Forwards:
                         if type(item) is Tensor and is_plain(item):
                             self._memory.record(watched.site(f"output[{i}]", item.dtype, "output"), item)
                         elif item is not None:
-                            self._record(watched, item, f"output[{i}]", "output")
+                            self.record(watched, item, f"output[{i}]", "output")
                 elif output is not None:
-                    self._record(watched, output, "output", "output")
+                    self.record(watched, output, "output", "output")
+                if self._gradients is not None and call.grad:
+                    self._gradients.watch(watched, output)
             except Exception as error:  # our failure is never the end of the run
                 self._recorder.fail(error)
         if watched is call.watched:
             if call.depth:
                 call.depth -= 1
             else:
+                if call.grad and self.live is None and self._memory.on_host:  # gradients of a device are not waited for
+                    self._recorder.guard(self.backwards.keep, call, output)
                 self._finish(call)
 
     def record_compiled(self, watched: Watched, path: str, role: Role, pair: Tensor) -> None:
@@ -118,7 +129,7 @@ class Forwards:
     def record_output(self, watched: Watched, path: str, role: Role, value: Tensor) -> None:
         """What a root returns from inside a compiled graph."""
         if self._in_compiled(watched):
-            self._record(watched, value, path, role)
+            self.record(watched, value, path, role)
 
     def record_rows(self, tensors: Sequence[RowsOf]) -> None:
         """The same for many tensors at once."""
@@ -152,20 +163,10 @@ class Forwards:
         elif not enter and call is not None and call.watched is watched and not call.wrapped:
             self._finish(call)
 
-    def record_value(self, value: Any, name: str, role: Role) -> None:
-        """Measure a tensor, or a nest of tensors, made outside any module."""
-        first = self._memory.sequence
-        self._record(None, value, name, role)
-        if self.call is None and self._memory.sequence > first:
-            if not self.unread:
-                outside = self._new_call(self._recorder.outside(), first)
-                outside.batch = max(outside.batch - 1, 0)  # it belongs to the forward that has just run
-                outside.finished = True
-                self.unread.append(outside)
-                self._memory.calls.append(outside)
-            call = self.unread[-1]
-            call.end = self._memory.sequence
-            self._memory.publish(call.first, call.end)
+    def count_batch(self) -> None:
+        """Count a training batch whose forward called parts of the root and not the root."""
+        self.batches += 1
+        self.micro_batch += 1
 
     def new_frames(self, on_frame: Callable[[str], None] | None = None, live: bool = True) -> Frames:
         recorder = self._recorder
@@ -193,6 +194,7 @@ class Forwards:
         self._memory.forget_last()
         if call.paused:
             return
+        self.trained = self.trained or call.grad
         if call.snapshot is not None:
             now = self._weights.buffer_versions()
             changed = {key for key, version in now.items() if call.buffers.get(key, version) != version}
@@ -210,7 +212,8 @@ class Forwards:
     ) -> None:
         recorder = self._recorder
         recorder.poll(wait=recorder.check != "async")
-        call = self._new_call(watched, self._memory.sequence)
+        recorder.ranks.heed()
+        call = self.new_call(watched, self._memory.sequence)
         call.wrapped = watched.wrapper
         call.paused = tracing_now()
         self.call = call
@@ -228,9 +231,11 @@ class Forwards:
             call.new_names = self._weights.new_names
             if call.new_names or recorder.check == "each":
                 bad_weights = self._weights.first_look(call.params_first, call.first)
-        self._record(watched, args, "input", "input")
+        self.record(watched, args, "input", "input")
         for key, value in kwargs.items():
-            self._record(watched, value, f"input.{key}", "input")
+            self.record(watched, value, f"input.{key}", "input")
+        if recorder.inputs is not None:
+            recorder.guard(recorder.inputs.keep, call, args, kwargs)
         if recorder.check != "each" or bad_weights:
             root = watched.root() if watched.wrapper else module
             self._take_snapshot(call, root or module, args, kwargs)
@@ -246,7 +251,7 @@ class Forwards:
             self.live.begin_batch(self.batches)
             self._compiled_again = _compiled.run_as_written()
 
-    def _new_call(self, watched: Watched, first: int) -> Call:
+    def new_call(self, watched: Watched, first: int) -> Call:
         module = watched.ref()
         return Call(
             watched,
@@ -265,10 +270,11 @@ class Forwards:
             parameters = weights.parameters()
             if parameters is not self._checked:
                 self._checked, self._sharded = parameters, check_model(parameters)
-            if self._sharded:
+            if self._sharded and not self._with_all():
                 raise NotReplayable(self._sharded)
             changing = changing_buffers(weights.buffer_homes(), self._changing)
-            more = (weights.buffers(), changing, weights.version, self._copy_inputs)
+            buffers = weights.buffers(), weights.buffer_places()
+            more = (buffers, changing, weights.version, self._copy_inputs, self._sharded)
             call.snapshot = Snapshot(module, args, kwargs, parameters, *more)
             call.buffers = weights.buffer_versions()
         except NotReplayable as reason:
@@ -276,11 +282,21 @@ class Forwards:
         except Exception as error:
             call.replay_reason = f"its inputs could not be kept ({type(error).__name__}: {error})"
 
+    def _with_all(self) -> bool:
+        """Whether all ranks may run a sharded forward again together: the run ends then, and nobody waits in vain."""
+        recorder = self._recorder
+        return self._memory.on_host and recorder.ranks.together is not None and recorder.ranks.stop
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a forward of this model needs all ranks, which can be asked to run it again."""
+        return bool(self._sharded) and self._with_all()
+
     def _finish(self, call: Call) -> None:
         """A root forward has returned."""
         call.finished = True
         self.close(call)
-        if call.paused or (call.watched.name and not self._recorder.is_root(call.watched)):
+        if call.paused or (call.watched.name and not self._recorder.roots.holds(call.watched.ref())):
             return
         self.batches += 1
         if call.training and call.grad:
@@ -290,6 +306,7 @@ class Forwards:
             self.generated += call.token
         if not call.grad:
             self._recorder.poll(wait=self._recorder.check != "async")
+            self._recorder.ranks.heed()
         elif self._memory.on_host:
             self._recorder.examine()  # the verdict is there, and so are the weights of this forward
         self._recorder.abort_if_last()
@@ -306,7 +323,7 @@ class Forwards:
             live.done = True
             self._recorder.found_live(live, call)
 
-    def _record(self, watched: Watched | None, value: Any, path: str, role: Role) -> None:
+    def record(self, watched: Watched | None, value: Any, path: str, role: Role) -> None:
         for name, leaf in leaves(value, path):
             if isinstance(leaf, Tensor):
                 kind: Role = "loss" if name == "output.loss" else role

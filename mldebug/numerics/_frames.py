@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from mldebug.numerics._event import Role
-from mldebug.numerics._records import Watched
-from mldebug.numerics._stats import Stats, full
 from mldebug.numerics._tensors import leaves, parts
+from mldebug.numerics.ring._records import Watched
+from mldebug.numerics.ring._stats import Stats, full
 
 PREFIX = " " * 17
 COLUMNS = f"{'abs min':8} {'abs max':8} metadata"

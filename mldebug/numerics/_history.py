@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from mldebug.numerics._records import Call, Site
-from mldebug.numerics._stats import LIMIT, SUBNORMAL_SHARE
+import torch
+
+from mldebug.numerics.ring._records import Call, Site
+from mldebug.numerics.ring._stats import LIMIT, SUBNORMAL_SHARE
 
 if TYPE_CHECKING:
     from mldebug.numerics._event import Event
@@ -54,7 +57,28 @@ class History:
             for place, role, absmax in self._values(call):
                 if role in ("output", "loss"):
                     found.setdefault(place, []).append((call.batch, absmax))
+        if self._recorder.output_gradients is not None:
+            memory = self._recorder.memory
+            for batch, numbers in self._recorder.output_gradients.by_batch():
+                for number, stats in zip(numbers, memory.stats(numbers), strict=True):
+                    found.setdefault(place_of(memory.site(number)), []).append((batch, stats.absmax))
         return found
+
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of every output in `series`; the narrowest, where a place has several."""
+        memory, gradients = self._recorder.memory, self._recorder.output_gradients
+        found: dict[str, torch.dtype] = {}
+        numbers: list[Iterable[int]] = [range(call.first, call.end) for call in self._recent()]
+        numbers += [] if gradients is None else [held for _, held in gradients.by_batch()]
+        for site in map(memory.site, itertools.chain.from_iterable(numbers)):
+            if site.role in ("output", "loss", "gradient") and site.dtype in LIMIT:
+                place = place_of(site)
+                found[place] = min(found.get(place, site.dtype), site.dtype, key=LIMIT.__getitem__)
+        return {place: str(dtype).removeprefix("torch.") for place, dtype in found.items()}
+
+    def batch_steps(self) -> dict[int, int]:
+        """The optimizer step of every batch in `series`."""
+        return {call.batch: call.step for call in self._recent()}
 
     def notes(self, before: int | None) -> list[str]:
         """Trends towards the limit, and outputs that underflow, as of the last training forward.
@@ -110,13 +134,15 @@ class History:
 
     def _row(self, step: int, calls: list[Call]) -> dict[str, Any]:
         row: dict[str, Any] = {"step": step}
-        memory = self._recorder.memory
+        memory, told = self._recorder.memory, -1
         for call in calls:
             numbers = range(call.first, call.end)
             for number, stats in zip(numbers, memory.stats(numbers), strict=True):
                 site = memory.site(number)
                 if site.role == "loss" and site.path in _LOSS_NAMES and stats.lo == stats.hi:
-                    row["loss"] = stats.hi
+                    # The first of a batch is the model's own; the one that a backward starts from may be a share of it.
+                    if told != call.batch or not math.isfinite(stats.hi):
+                        row["loss"], told = stats.hi, call.batch
                 elif site.role == "loss" and stats.has_nan:
                     row["loss"] = math.nan
                 if site.role == "output" and not stats.mask and not stats.absmax <= row.get("absmax", -1.0):
@@ -155,12 +181,18 @@ def in_short(places: list[str]) -> str:
 
 
 def _name_event(row: dict[str, Any], event: Event) -> None:
-    if event.role == "gradient":
-        where = f"{event.param} gradient"
+    if event.role == "state":
+        where = f"{event.name} of {event.param}"
+    elif event.role == "gradient" and event.param is None and event.op is None:
+        where = "the gradient from outside"
+        if event.module is not None:
+            where = f"the gradient that {event.module or event.module_class} sends back"
+    elif event.role == "gradient":
+        where = f"{event.param or spell_place(event.module, event.module_class, event.op or '')} gradient"
     elif event.param is not None:
         where = event.param
     else:
         where = spell_place(event.module, event.module_class, event.name)
     row["event"] = f"{event.kind} in {where}"
-    if event.role != "gradient":
+    if event.role not in ("gradient", "state") and event.kind in ("nan", "inf"):
         row["absmax"], row["where"] = float(event.kind), where

@@ -22,8 +22,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from mldebug.numerics import _compiled
-from mldebug.numerics._records import Watched
+from mldebug.numerics import _losses
+from mldebug.numerics.compiled import _compiled
+from mldebug.numerics.distributed import _together
+from mldebug.numerics.ring._records import Watched
 
 if TYPE_CHECKING:
     from mldebug.numerics._recorder import DebugUnderflowOverflow
@@ -100,6 +102,7 @@ def _install() -> None:
     _undo.append(register_optimizer_step_post_hook(_after_step).remove)
     _install_shortcut()
     _install_scaler_step()
+    _losses.install(RECORDERS, _undo)
     # torch warns that global hooks fire once more for an OptimizedModule; ours are made for that.
     before = list(warnings.filters)
     warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
@@ -134,6 +137,7 @@ def _uninstall() -> None:
 def _at_exit() -> None:
     for recorder in list(RECORDERS):
         recorder.finish(at_exit=True)
+    _together.close()
 
 
 # The hot path. Both hooks run for every module call of the process.
@@ -155,7 +159,7 @@ def _before_forward(module: nn.Module, args: Any) -> None:
             forwards = watched.forwards
             call = forwards.call
             if (call is None or forwards.live is not None or watched is call.watched) and _may(watched):
-                forwards.enter(watched, module, args, _kwargs_of_caller)
+                forwards.enter(watched, module, args, kwargs_of_caller)
             watched = watched.next
     finally:
         _set_compiler(compiler)
@@ -256,7 +260,7 @@ def _inside() -> bool:
     return any(recorder.forwards.call is not None for recorder in RECORDERS)
 
 
-def _kwargs_of_caller() -> dict[str, Any]:
+def kwargs_of_caller() -> dict[str, Any]:
     """The keyword inputs of the module call under way: torch gives a global pre-hook only the positional ones."""
     frame = sys._getframe(1)
     while frame is not None:
@@ -295,7 +299,7 @@ def meet(module: nn.Module) -> Watched | None:
             return entry
         return None
     for recorder in RECORDERS:
-        found = recorder.adopt(module)
+        found = recorder.roots.adopt(module)
         if found is not None:
             return found
     key = id(module)

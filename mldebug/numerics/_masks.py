@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from mldebug.numerics._frames import Frames
-    from mldebug.numerics._records import Watched
+    from mldebug.numerics.ring._records import Watched
 
 # Operations that write constants or move values: what they put there was meant to be there.
 _WRITES = (

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -19,14 +19,26 @@ from mldebug.numerics._event import Event
 from mldebug.numerics._filter import Filter
 from mldebug.numerics._forwards import Forwards
 from mldebug.numerics._frames import Frames
-from mldebug.numerics._gradients import Gradients
-from mldebug.numerics._judge import Found, Judge
-from mldebug.numerics._memory import Memory
-from mldebug.numerics._records import Call, Watched
 from mldebug.numerics._report import NumericsError, NumericsReport
 from mldebug.numerics._respond import Responder
+from mldebug.numerics._roots import Roots
+from mldebug.numerics._step_counts import StepCounts
 from mldebug.numerics._tell import warn
+from mldebug.numerics._values import Values
 from mldebug.numerics._weights import Weights
+from mldebug.numerics.bundle._bundle_inputs import HeldInputs
+from mldebug.numerics.distributed import _together
+from mldebug.numerics.distributed._ranks import Ranks
+from mldebug.numerics.gradients._gradients import Gradients
+from mldebug.numerics.gradients._output_gradients import OutputGradients
+from mldebug.numerics.gradients._stepping import Stepping
+from mldebug.numerics.replay._found import Found
+from mldebug.numerics.replay._judge import Judge
+from mldebug.numerics.ring._memory import Memory
+from mldebug.numerics.ring._records import Call
+
+if TYPE_CHECKING:
+    from mldebug.numerics.ops._ops import OpWatch
 
 CheckMode = Literal["step", "async", "each"]
 OnEvent = Literal["raise", "warn", "skip"] | Callable[[Event], None]
@@ -51,6 +63,10 @@ class DebugUnderflowOverflow(Scope):
             NumericsWarning; patterns that leave nothing are a UsageError.
         on_step: called with (step, {"loss": ..., "absmax": ..., "grad_norm": ...}) once per optimizer step.
         output: a file for JSON lines: one per step, then the frames and the event. Each line is flushed.
+        dump_dir: a folder for the faulty steps: inputs, random states, the operation of the event with its operands,
+            and a repro.py that runs it; the first 8 events of a rank.
+        backward: measure the gradients of module outputs too, by hooks on these tensors: where a bad gradient first
+            shows on a device whose backward is not run again, and maps of gradients beside those of outputs.
 
     Raises:
         NumericsError: a ValueError, when an event was found and `on_event` is "raise". `.report` holds everything.
@@ -73,28 +89,35 @@ class DebugUnderflowOverflow(Scope):
         exclude: str | Sequence[str] = (),
         on_step: Callable[[int, dict[str, float]], None] | None = None,
         output: str | os.PathLike[str] | None = None,
+        dump_dir: str | os.PathLike[str] | None = None,
+        backward: bool = False,
     ) -> None:
         check_arguments(model, max_frames_to_save, check, on_event, on_step, abort_after_batch_num)
         self.max_frames_to_save = max_frames_to_save
         self.trace_batch_nums = batches(trace_batch_nums)
         self.abort_after_batch_num = abort_after_batch_num
         self.check = check
+        self.dump_dir = None if dump_dir is None else os.path.abspath(dump_dir)  # the script may change the folder
+        self.inputs = None if dump_dir is None else HeldInputs()
         self.filter = Filter(include, exclude)
 
         self.step = 0  # optimizer steps, skipped ones included
         self.memory = Memory()
         self.weights = Weights(self.memory)
         self.gradients = Gradients(self.weights)
+        self.output_gradients = OutputGradients(self) if backward else None
         self.forwards = Forwards(self)
+        self.values = Values(self)
+        self.ops: OpWatch | None = None  # looks at every operation, for diagnose()
         self._step_is_given = False  # by diagnose(); else optimizer steps are counted
-        self._step_counts: dict[int, int] = {}  # id(optimizer) -> its steps
-        self._in_scaler: dict[int, int] = {}
-        self._adopt_all = model is None
-        self._roots: list[weakref.ref[nn.Module]] = []
+        self._steps = StepCounts(self)
+        self.roots = Roots(self, adopt_all=model is None)
         self._broken = False
-        self._found: tuple[Found, list[Callable[[], None]]] | None = None  # explained, not responded to yet
+        self.pending: tuple[Found, list[Callable[[], None]]] | None = None  # explained, not responded to yet
         self._judge = Judge(self)
         self._respond = Responder(self, on_event, on_step, output)
+        self.ranks = Ranks(self, self._judge, self._respond)
+        self._stepping = Stepping(self, self._judge, self._respond)
         model = getattr(model, "_orig_mod", model) if type(model).__name__ == "OptimizedModule" else model
         self._model = None if model is None else weakref.ref(model)
         self._finalizers: list[weakref.finalize[..., Any]] = []
@@ -124,12 +147,18 @@ class DebugUnderflowOverflow(Scope):
         if not self.attached:
             return
         self.attached = False
+        _together.leave(self)
         _hub.detach(self)
         while self._finalizers:
             self._finalizers.pop().detach()
         with self._respond.never_raise(None):
             self.settle()  # what is still pending is in the report
         self.forwards.live = None
+        self.forwards.backwards.clear()
+        if self.output_gradients is not None:
+            self.output_gradients.clear()
+        if self.inputs is not None:
+            self.inputs.clear()
         self._respond.close()
         self.weights.release()
 
@@ -145,7 +174,7 @@ class DebugUnderflowOverflow(Scope):
             return None  # the user's on_event runs the model
         self.forwards.close_stale()
         self.examine(wait)
-        found, self._found = self._found, None
+        found, self.pending = self.pending, None
         return None if found is None else self._respond.handle(*found)
 
     def examine(self, wait: bool = True) -> None:
@@ -161,13 +190,16 @@ class DebugUnderflowOverflow(Scope):
                 if near is not None and (alarm is None or near < alarm):
                     self._respond.note_near(near)
                 found = None if alarm is None else self._judge.explain(calls)
-                if found is not None and self._found is None:
+                if found is not None and found.event.phase == "forward":
+                    forwards.bad_batch = found.event.batch
+                if found is not None and self.pending is None:
                     restore = [call.snapshot.restore_buffers for call in calls if call.snapshot is not None]
-                    self._found = found, restore
+                    self.pending = found, restore
+                    self._respond.announce(found, waits=calls[-1].grad)
         except Exception as error:
             self.fail(error)
         except BaseException:  # Ctrl-C in a replay: what the ring says is still there
-            self._found = self._found or self._judge.without_replay(calls)
+            self.pending = self.pending or self._judge.without_replay(calls)
             raise
         finally:
             if alarm is not None or near is not None:
@@ -178,6 +210,8 @@ class DebugUnderflowOverflow(Scope):
     def finish(self, exc: BaseException | None = None, at_exit: bool = False) -> None:
         """End of the scope or of the process: what is still pending is read and reported."""
         self._tell_unmatched()
+        if self.memory.on_host or not (exc or at_exit):  # else a device may never answer
+            self.guard(self.values.look_at_weights)
         try:
             if exc is not None or at_exit:
                 with self._respond.never_raise(exc):
@@ -192,23 +226,43 @@ class DebugUnderflowOverflow(Scope):
     def before_step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """An optimizer, or a GradScaler holding one, is about to step."""
         if scaler is not None:
-            self._in_scaler[id(optimizer)] = self._step_counts.get(id(optimizer), 0)
-        self.poll(wait=self.check != "async")
-        self._respond.drop_if_bad(optimizer, scaler)
+            self._steps.enter_scaler(optimizer)
         if self._owns(optimizer):
-            self.guard(self._take_gradients, optimizer, scaler)
+            self.guard(self.ranks.replay_with_all)
+        self.poll(wait=self.check != "async")
+        self.ranks.heed(stepping=True)
+        if self.ops is not None:
+            self.judge_operations(scaler)
+        self._respond.drop_if_bad(optimizer, scaler, self._owns(optimizer))
+        if self._owns(optimizer):
+            self.guard(self._stepping.before, optimizer, scaler)
+            if self.memory.on_host and self.ops is None:  # a device is not waited for
+                self.guard(self._judge_step, scaler)
+                self.guard(self._stepping.look_for_underflow)
+            self.forwards.backwards.clear()
 
-    def _take_gradients(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
-        before = self.gradients.of(self.step - 1)
-        if before is not None and (zero := before.underflow()) is not None:  # its copy has long arrived
-            self._respond.note_underflow(*zero)
-        self.gradients.take(self.step, optimizer, scaler)
+    def _judge_step(self, scaler: Any) -> None:
+        found = self._judge.before_step(self.step, scaler, self.forwards.backwards)
+        if found is not None:
+            self._respond.handle(found)
+        else:
+            self.ranks.listen()
+
+    def inside_scaler(self, optimizer: torch.optim.Optimizer, scaler: Any) -> bool:
+        """Whether this is the step that a GradScaler makes, which was looked at before."""
+        return scaler is None and self._steps.inside_scaler(optimizer)
 
     def judge_gradients(self) -> Event | None:
         """For diagnose(), which may wait: the event in the gradients of this step, if there is one."""
         self.guard(self.gradients.take, self.step)
         norms = self.gradients.of(self.step)
         found = None if norms is None else self._judge.from_gradients(norms)
+        return None if found is None else self._respond.handle(found)
+
+    def judge_operations(self, scaler: Any = None, over: bool = False) -> Event | None:
+        """For diagnose(): the event in the operations of this step, before an optimizer steps or when it is `over`."""
+        origin = None if self.ops is None else self.ops.verdict(scaler, over)
+        found = None if origin is None else self._judge.from_origin(origin)
         return None if found is None else self._respond.handle(found)
 
     def settle(self) -> Event | None:
@@ -221,17 +275,13 @@ class DebugUnderflowOverflow(Scope):
         """A step is over. `step` is the largest count of any optimizer: two optimizers of one model step together."""
         if not self._owns(optimizer):
             return
-        key = id(optimizer)
         self.weights.due = True
-        if scaler is not None and self._step_counts.get(key, 0) != self._in_scaler.pop(key, 0):
-            return  # not skipped: its own hook has counted it
-        if key not in self._step_counts:
-            # One made later takes part from here on: in the step just made if no forward was run since, else in a new.
-            self._step_counts[key] = self.step - (self.step > 0 and not self.forwards.micro_batch)
-            self.when_dead(optimizer, self._step_counts.pop, key, None)
-        count = self._step_counts[key] = self._step_counts[key] + 1
-        self.forwards.micro_batch = 0
+        if self._steps.counted(optimizer, scaler):
+            return
+        count = self._steps.add(optimizer)
+        self.values.step_over()
         self._tell_unmatched()
+        self.guard(self._stepping.after, optimizer)
         if count > self.step and not self._step_is_given:
             self._respond.step_done(self.step)
             self.step = count
@@ -242,7 +292,7 @@ class DebugUnderflowOverflow(Scope):
             self._respond.step_done(self.step)
         self._step_is_given = True
         self.step = step
-        self.forwards.micro_batch = 0
+        self.values.step_over()
         self.weights.due = True
 
     def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -250,14 +300,33 @@ class DebugUnderflowOverflow(Scope):
 
     # For the other parts of the recorder.
 
+    def refine(self, found: Found) -> Found:
+        """An event with what is known of the operation behind it."""
+        return found if self.ops is None else self._judge.refine(found, self.ops)
+
+    def scaling_note(self) -> str:
+        """What GradScaler skipped; "" if nothing."""
+        return self._judge.scaling.said(self.step)
+
     def note(self, text: str) -> None:
         """Add a note to the report, once."""
         self._respond.notes[text] = None
 
-    def quiet(self, warnings: bool = True) -> None:
-        """Print no reports by itself, and with `warnings` give none."""
+    def remark(self, text: str) -> None:
+        """Add a note, and warn of it the first time."""
+        if text not in self._respond.notes:
+            self.note(text)
+            if self._respond.warning:
+                warn(f"mldebug: {text}")
+
+    def quiet(self, warnings: bool = True, last_word: Callable[[NumericsReport], object] | None = None) -> None:
+        """Print no reports by itself, and with `warnings` give none.
+
+        `last_word` shows the report of a rank that has to be ended, in another thread.
+        """
         self._respond.printing = False
         self._respond.warning = not warnings
+        self._respond.last_word = last_word
 
     def batch_begins(self) -> None:
         self._respond.batch_begins()
@@ -274,39 +343,13 @@ class DebugUnderflowOverflow(Scope):
         if self.forwards.replaying:
             self._judge.stop_replay()
         elif call.batch not in self.trace_batch_nums:
+            self.forwards.bad_batch = call.batch
             self._respond.handle(self._judge.from_live(live, call))
 
     def abort_if_last(self) -> None:
         last = self.abort_after_batch_num
         if last is not None and self.batch_number > last:
             self._respond.abort(self.batch_number, last)
-
-    def adopt(self, module: nn.Module) -> Watched | None:
-        """A module met for the first time: one added to a root since, or (watching all roots) a new root."""
-        call = self.forwards.call
-        root = None if call is None else call.watched.root()
-        if call is not None and root is not None:
-            if call.names is None:  # one walk a forward, however many modules are new
-                call.names = {id(child): name for name, child in root.named_modules()}
-            name = call.names.get(id(module))
-            if name is not None:
-                return self._watch(module, name, root)
-        if self._adopt_all and not isinstance(module, torch.fx.GraphModule):
-            self._add_root(module)
-            return _hub.find(self, module)
-        return None
-
-    def outside(self) -> Watched:
-        """Stands for the root in a call that has none: values checked outside any module."""
-        root = self._roots[0]() if self._roots else None
-        module = root if root is not None else nn.Identity()
-        return _hub.find(self, module) or Watched(self, module, "", module)
-
-    def is_root(self, watched: Watched) -> bool:
-        return self.is_root_module(watched.ref())
-
-    def is_root_module(self, module: nn.Module | None) -> bool:
-        return any(ref() is module for ref in self._roots)
 
     def when_dead(self, thing: object, function: Callable[..., Any], *args: Any) -> None:
         """Call a function when a module or optimizer dies, as long as the recorder is attached."""
@@ -346,7 +389,7 @@ class DebugUnderflowOverflow(Scope):
             model = self._model() if self._model is not None else None
             if model is not None:
                 self.when_dead(model, self.remove)
-                self._add_root(model)
+                self.roots.add(model)
                 if self.filter.nothing_left:
                     raise UsageError(f"nothing would be watched: {self.filter.nothing_left}", self.filter.hint())
                 self._tell_unmatched()
@@ -361,18 +404,3 @@ class DebugUnderflowOverflow(Scope):
         self.filter.told = True
         if text := self.filter.nothing_left or self.filter.unmatched():
             warn(f"mldebug: {text}\nhint: {self.filter.hint()}")
-
-    def _add_root(self, module: nn.Module) -> None:
-        self._roots.append(weakref.ref(module))
-        self.when_dead(module, self.weights.release)
-        for other in _hub.RECORDERS:
-            if other._adopt_all and other is not self and not other.is_root_module(module):
-                other._add_root(module)  # the command watches what the script's own recorder watches
-        for name, child in module.named_modules():
-            self._watch(child, name, module)
-
-    def _watch(self, module: nn.Module, name: str, root: nn.Module) -> Watched:
-        watched = _hub.watch(self, module, name, root)
-        watched.muted = self.filter.mutes(name, module)
-        self.weights.add(watched, module)
-        return watched

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from mldebug.core.world import world
+from mldebug.core.errors import MldebugError
+from mldebug.core.report import write
 from mldebug.numerics._event import Event
 from mldebug.numerics._history import History, place_of
 from mldebug.numerics._output import LinesFile
 from mldebug.numerics._reading import clean, doubt, read
 from mldebug.numerics._report import NumericsError, NumericsReport
-from mldebug.numerics._stats import LIMIT
 from mldebug.numerics._tell import say, warn
+from mldebug.numerics._tensors import parts
 from mldebug.numerics._weights import join_name
+from mldebug.numerics.distributed._together import named
+from mldebug.numerics.gradients._trends import trends, words
+from mldebug.numerics.ring._stats import LIMIT
 
 if TYPE_CHECKING:
-    from mldebug.numerics._judge import Found
     from mldebug.numerics._recorder import DebugUnderflowOverflow
-    from mldebug.numerics._records import Watched
+    from mldebug.numerics.distributed._together import Together
+    from mldebug.numerics.replay._found import Found
+    from mldebug.numerics.ring._records import Watched
 
 _NEAR_NOTES = 8  # tensors near the limit of their dtype that a report names
 _DROPPED_STEPS = 10  # that a report names
+_DUMPS = 8  # events whose step is written to dump_dir
 _FULL_REPORTS = 3  # events of one run that are printed whole; then only at 10, 100, ...
 
 
@@ -45,11 +52,12 @@ class Responder:
         self._lines = LinesFile(output) if output is not None else None
         self._history = History(recorder)
         self._first: NumericsReport | None = None
-        self._benign: NumericsReport | None = None  # an overflow of the loss scale: reported if nothing worse comes
+        self._benign: Found | None = None  # an overflow of the loss scale: reported if nothing worse comes
         self._events = 0
         self._near: dict[str, str] = {}  # place -> note
         self._frames: list[str] = []  # of the last live batch, or of a forward that did not return
         self._frames_from = self._why_ring = ""
+        self._bad_forward = -1  # the last step with an event in its forward
         self._drop = ""  # "yes" from a bad forward until the next one begins
         self._dropped: set[int] = set()  # steps whose gradients were taken away
         self.busy = False  # the user's own on_event is running
@@ -57,19 +65,33 @@ class Responder:
         self.notes: dict[str, None] = {}  # said once, in order
         self._quiet = False
         self.printing = self.warning = True  # diagnose() turns both off, the command the first
+        self.last_word: Callable[[NumericsReport], object] | None = None  # shows the report of a rank that is ended
 
     # Events.
 
     def handle(self, found: Found, restore: Sequence[Callable[[], None]] = ()) -> Event:
         """Do what `on_event` says; "raise" is a NumericsError. `restore` gives buffers their values from before."""
+        found = self._recorder.refine(found)
         event = found.event
-        report = self._build(found)
         if event.benign:
-            self._benign = self._benign or report
+            self._benign = self._benign or found
             return event
+        follows = self._follows(event)
+        if event.phase == "forward":
+            self._bad_forward = event.step
+        elif event.role == "parameter":  # as the forward that has just run had it
+            self._bad_forward = self._recorder.step
+        if follows:
+            for name in found.bad_weights:
+                self._recorder.weights.set_aside(name)
+            return event
+        together = self._recorder.ranks.together
+        self.announce(found)
+        if together is not None:
+            together.settle()
+        report = self._dumped(self._build(found), found)
         self._events += 1
-        if self._first is None:
-            self._first = report
+        self._first = self._first or report
         for name in found.bad_weights:
             self._recorder.weights.set_aside(name)
         told = self._events <= _FULL_REPORTS or str(self._events).strip("0") == "1"
@@ -89,7 +111,7 @@ class Responder:
             finally:
                 self.busy = False
         elif self._on_event == "raise":
-            raise NumericsError(f"{type(self._recorder).__name__}: {report.verdict}", report.hint, report)
+            self._raise(report)
         else:
             if self._on_event == "skip":
                 self._drop = "yes"
@@ -98,6 +120,68 @@ class Responder:
             if told:
                 warn(f"mldebug: {report.verdict}\nhint: {report.hint}")
         return event
+
+    def _follows(self, event: Event) -> bool:
+        """Whether a bad forward that has been told of made this of the gradients and weights of its step."""
+        return event.step == self._bad_forward and event.phase in ("backward", "optimizer") and event.op is None
+
+    def _raise(self, report: NumericsReport) -> NoReturn:
+        if self._recorder.ranks.together is not None:
+            self._recorder.ranks.together.leave()
+        raise NumericsError(f"{type(self._recorder).__name__}: {report.verdict}", report.hint, report)
+
+    @property
+    def raises(self) -> bool:
+        return self._on_event == "raise"
+
+    def announce(self, found: Found, waits: bool = False) -> None:
+        """Tell the other ranks of an event; with `waits` this one goes on to its optimizer step before it stops."""
+        together = self._recorder.ranks.together
+        if together is not None and not (found.announced or found.event.benign or self._follows(found.event)):
+            found.announced = True
+            wish = waits and self._recorder.forwards.sharded
+            together.announce(found.event, self._recorder.step, self.raises, waits, wish)
+
+    def stop_with(self, together: Together) -> None:
+        """An event of another rank: report it and stop as that rank does."""
+        if self._quiet or not self.raises:
+            together.asked = None
+            return
+        together.settle()
+        self._first = self._first or self._build(None)
+        if self._lines is not None:
+            self._lines.write_event(self._first)
+        if self.printing:
+            say(f"\n{self._first.text()}\n")
+        self._raise(self._first)
+
+    def write_last(self, found: Found | None) -> None:
+        """The report of a rank that is about to be ended, from another thread."""
+        recorder = self._recorder
+        if recorder.memory.on_host:
+            report = self._build(found)
+        else:  # what is on the device may be behind the collective
+            event = None if found is None else found.event
+            reading, hint = ("", "") if event is None else read(event, [])
+            numbers: dict[str, Any] = {"steps": recorder.step, "batches": recorder.batch_number, "events": self._events}
+            report = self._of_all(NumericsReport(event=event, reading=reading, hint=hint, **numbers))
+        if self._lines is not None:
+            self._lines.write_event(report)
+        with contextlib.suppress(OSError, ValueError, MldebugError):
+            if self.last_word is not None:
+                self.last_word(report)
+            else:
+                write(f"\n{report.text()}\n\n", sys.stdout if self.printing else sys.stderr)
+
+    def _dumped(self, report: NumericsReport, found: Found) -> NumericsReport:
+        """The report with a note of where the step was written, where dump_dir asks for it."""
+        if self._recorder.dump_dir is None or self._events >= _DUMPS:
+            return report
+        from mldebug.numerics.bundle._bundle import dump
+
+        note = dump(self._recorder.dump_dir, report, found.call, self._recorder.inputs)
+        self.notes[note] = None
+        return replace(report, notes=[*report.notes, note])
 
     @contextlib.contextmanager
     def never_raise(self, exc: BaseException | None) -> Iterator[None]:
@@ -111,21 +195,27 @@ class Responder:
             if exc is not None and self._events > before and self._first is not None and hasattr(exc, "add_note"):
                 exc.add_note(f"mldebug: before this, {self._first.verdict}")
 
-    def drop_if_bad(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+    def drop_if_bad(self, optimizer: torch.optim.Optimizer, scaler: Any, ours: bool) -> None:
         """on_event="skip": take the gradients of a bad batch away, so that the optimizer has nothing to apply.
 
         A batch is bad if its forward was, or if its gradients are not finite; looking at those waits for backward.
+        In a distributed job all ranks drop it if it is bad on one.
         """
-        if self._on_event != "skip":
+        if self._on_event != "skip" or self._recorder.inside_scaler(optimizer, scaler):
             return
         grads = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        # With several ranks only what they all see may decide: the gradients, which they have averaged.
-        sure = self._drop == "yes" and world().world_size == 1
-        if not grads or not (sure or not all(bool(torch.isfinite(p.grad).all()) for p in grads)):
+        scaled = scaler is not None and scaler.is_enabled()  # inf from the loss scale: the scaler sees it by itself
+        bad = self._drop == "yes" or not (scaled or all(_is_finite(p.grad) for p in grads))
+        together = self._recorder.ranks.together if ours else None
+        said = None if together is None else together.agree(self._recorder, bad)
+        if said is None and together is not None:  # only what all ranks see may decide: averaged gradients
+            said = not (scaled or all(_is_finite(p.grad) for p in grads))
+        sure = bad if said is None else said
+        if not grads or not sure:
             return
-        if scaler is not None and scaler.is_enabled():
-            if not sure:
-                return  # inf from the loss scale: the scaler sees it by itself
+        if sure and not bad:
+            self._recorder.forwards.backwards.restore_buffers()
+        if scaled:
             # A scaler insists on having looked at gradients before they go.
             state = scaler._per_optimizer_states[id(optimizer)]
             if state["stage"].name == "READY":
@@ -155,7 +245,7 @@ class Responder:
             return
         site, stats = memory.site(number), memory.stats([number])[0]
         place = place_of(site)
-        if place in self._near:
+        if place in self._near or site.role == "gradient":  # a loss scale is meant to bring gradients up there
             return
         limit = LIMIT[site.dtype]
         note = (
@@ -195,12 +285,16 @@ class Responder:
 
     def report(self) -> NumericsReport:
         """The report of the run up to now."""
-        found = self._first or self._benign
+        found = self._first
         if found is None:
-            return self._build(None)
+            return self._build(self._benign)
         recorder = self._recorder
         return replace(
-            found, events=self._events, steps=recorder.step, batches=recorder.batch_number, **self._dropped_steps()
+            self._of_all(found),
+            events=self._events,
+            steps=recorder.step,
+            batches=recorder.batch_number,
+            **self._dropped_steps(),
         )
 
     def _dropped_steps(self) -> dict[str, Any]:
@@ -219,6 +313,7 @@ class Responder:
         """The recorder is attached, for the first time or again: what it found before is another run's."""
         self._first = self._benign = None
         self._events = 0
+        self._bad_forward = -1
         if self._lines is not None:
             self._lines.open()
 
@@ -236,7 +331,24 @@ class Responder:
                 self.user_error = error
                 raise
 
+    def _of_all(self, report: NumericsReport) -> NumericsReport:
+        """The report of this rank with what the other ranks of the job have seen."""
+        together = self._recorder.ranks.together
+        first = None if together is None else together.first()
+        if together is None or first is None:
+            return report
+        report = replace(report, rank=together.rank, first_rank=first.rank, ranks=named(together.events()))
+        if report.event is not None and not report.event.benign:
+            return report
+        reading, hint = read(first.event, [])
+        return replace(
+            report, event=first.event, reading=reading, hint=hint, frames=[], frames_from="", not_replayed="", unsure=""
+        )
+
     def _build(self, found: Found | None) -> NumericsReport:
+        return self._of_all(self._build_own(found))
+
+    def _build_own(self, found: Found | None) -> NumericsReport:
         recorder = self._recorder
         rows = self._history.rows(None if found is None else found.event)
         before = None if found is None else found.event.batch
@@ -247,6 +359,10 @@ class Responder:
             notes.append(
                 f"activation checkpointing ran {recorder.forwards.recomputed} modules again; not counted twice"
             )
+        found_trends = trends(recorder.gradients.taken())
+        notes += [words(trend) for trend in found_trends]
+        if scaled := recorder.scaling_note():
+            notes.append(scaled)
         if recorder.weights.bad_buffers:
             names = ", ".join(list(recorder.weights.bad_buffers)[:5])
             notes.append(f"not finite from the start, and not counted unless something follows from it: {names}")
@@ -274,8 +390,15 @@ class Responder:
             events=self._events,
             **self._dropped_steps(),
             unsure=unsure,
+            trends=found_trends,
             series=self._history.series(),
+            dtypes=self._history.dtypes(),
+            batch_steps=self._history.batch_steps(),
         )
+
+
+def _is_finite(grad: torch.Tensor) -> bool:
+    return all(bool(torch.isfinite(part).all()) for part in parts(grad))
 
 
 _NEAR_HINT = "scale these values down, or run this module in a wider dtype"

@@ -124,3 +124,11 @@ def tracing_now() -> bool:
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
         or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
     )
+
+
+def storage_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    """The memory of a tensor; None where it has none of its own, as sparse tensors and wrappers."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None

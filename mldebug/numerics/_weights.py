@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from mldebug.numerics._event import Role
-from mldebug.numerics._records import Batch, Site, Watched
-from mldebug.numerics._replay import versions
-from mldebug.numerics._stats import Stats
 from mldebug.numerics._tensors import is_plain, parts
+from mldebug.numerics.replay._replay import versions
+from mldebug.numerics.ring._records import Batch, Site, Watched
+from mldebug.numerics.ring._stats import Stats
 
 if TYPE_CHECKING:
-    from mldebug.numerics._memory import Memory
+    from mldebug.numerics.ring._memory import Memory
 
 
 class BadBuffer(NamedTuple):
@@ -45,6 +45,7 @@ class _Cast:
     parameters: list[Tensor]
     owners: list[tuple[Watched, str, int]]  # of the parameters: module, name, elements
     buffers: list[Tensor]
+    places: list[tuple[dict[str, Any], str]]  # of the buffers: the module's own table, name
     homes: list[weakref.ref[nn.Module]]  # the modules that have buffers
     fresh: bool = True  # not measured yet
 
@@ -97,6 +98,10 @@ class Weights:
 
     def buffers(self) -> list[Tensor]:
         return self._current().buffers
+
+    def buffer_places(self) -> list[tuple[dict[str, Any], str]]:
+        """Where each of `buffers()` is: the table of its module, and its name there."""
+        return self._current().places
 
     def owns(self, optimizer: torch.optim.Optimizer, alone: bool) -> bool:
         """Whether this optimizer steps the watched modules.
@@ -192,6 +197,7 @@ class Weights:
         tables = [table for _, module in owners for table in (module._parameters, module._buffers)]
         dicts = [table for table in tables if isinstance(table, dict)]  # a scripted module has tables of another kind
         entries: dict[int, tuple[Watched, str, Tensor, Role]] = {}
+        places: dict[int, tuple[dict[str, Any], str]] = {}
         roles: tuple[Role, Role] = ("parameter", "buffer")
         for role in roles:
             for watched, module in owners:
@@ -199,6 +205,7 @@ class Weights:
                 for name, tensor in table.items():
                     if tensor is not None:
                         entries.setdefault(id(tensor), (watched, name, tensor, role))
+                        places.setdefault(id(tensor), (table, name))
         groups: dict[tuple[int, bool], list[tuple[Site, Tensor]]] = {}
         odd: list[tuple[Watched, str, Tensor, Role]] = []
         for entry in entries.values():
@@ -223,6 +230,7 @@ class Weights:
             parameters=[entry[2] for entry in entries.values() if entry[3] == "parameter"],
             owners=[(w, name, t.numel()) for w, name, t, role in entries.values() if role == "parameter"],
             buffers=[entry[2] for entry in entries.values() if entry[3] == "buffer"],
+            places=[places[key] for key, entry in entries.items() if entry[3] == "buffer"],
             homes=[weakref.ref(module) for _, module in owners if module._buffers],
         )
 

@@ -36,7 +36,17 @@ class NodeEnd:
 
 @dataclass(frozen=True)
 class EmulateReport(Report):
-    """How a job on emulated nodes ended. `status` is that of the first node that failed, else 0."""
+    """How a job on emulated nodes ended. `ok` is `status` 0.
+
+        report = emulate(["torchrun", "train.py"], nodes=2); report.status, report.nodes[0].seconds
+
+    - `status`: exit status of the first node that failed, else 0
+    - `ended`: "" by itself, else "interrupted", "terminated" or "timeout"
+    - `nodes`: of each its `name`, `address`, `gpus` (its CUDA_VISIBLE_DEVICES), `status` (None where it was ended
+      before it could say) and `seconds`
+    - `namespaces`: each node had a host name and a network of its own; `why_plain`: the reason where they had not
+    - `seconds`: how long all took; `command`: what ran on each node
+    """
 
     command: tuple[str, ...]
     nodes: tuple[NodeEnd, ...]

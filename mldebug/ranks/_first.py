@@ -95,7 +95,10 @@ class main_process_first(Scope):
 class local_main_process_first(main_process_first):
     """Lets local rank 0 of each node run the block before the other ranks of its node; see `main_process_first`.
 
-    For folders that nodes do not share, such as /tmp. Where the ranks have no store, files in /dev/shm do.
+    For folders that nodes do not share, such as /tmp. Where the ranks have no store, files in /dev/shm do. `timeout` is
+    in seconds. The other ranks of the node get an MldebugError when local rank 0 fails or dies in the block, when it
+    does not come or end within `timeout`, and when two processes say that they are local rank 0; a `timeout` that is
+    not above 0 is a UsageError.
 
         with local_main_process_first():
             unpack("data.tar", "/tmp/data")
@@ -113,7 +116,8 @@ class main_process_by_path_first(main_process_first):
 
     The type of the mount decides (ext4, xfs, overlay ...; nfs4, lustre, gpfs, beegfs ...). Where it does not say, as
     with 9p and unknown types, rank 0 goes first, then local rank 0 of each node, then the others, which is right for
-    both, and the type is warned of. The path need not exist. Otherwise as `main_process_first`.
+    both, and the type is warned of. The path need not exist. `timeout` is in seconds; what the waiting ranks get when
+    the first one fails or is late is the MldebugError of `main_process_first`.
 
         with main_process_by_path_first("/data/cache"):
             data = load_dataset("big", cache_dir="/data/cache")

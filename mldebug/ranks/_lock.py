@@ -39,6 +39,7 @@ class PrintLock:
     def __init__(self) -> None:
         self._threads = threading.RLock()
         self._fd = -1
+        self._opened: dict[str, int] = {}  # the descriptor that _fd is, or is going to be
         self._file: os.stat_result | None = None
         self._checked = 0.0  # when it was seen that the file is still the one that all agree on
         # Of each slot its last holder, as pid << 32 | turn: tells a busy lock from a stuck one.
@@ -91,7 +92,8 @@ class PrintLock:
         """At the end of the process: close the file, and remove it where no other process has it open."""
         self._leaving = True
         if self._fd >= 0 and not self._held:
-            fd, self._fd = self._fd, -1
+            fd = self._fd
+            self._forget()
             ours = self._is_ours(fd)
             self._unmap(ours)
             if ours:
@@ -140,7 +142,7 @@ class PrintLock:
                 return BOTH
             if self._is_ours(lock):
                 break
-            self._fd = -1  # a program that closes all descriptors has closed it just now
+            self._forget()  # a program that closes all descriptors has closed it just now
         return THREAD
 
     def _wait(self, lock: int, slot: int, fd: int, bound: float) -> bool:
@@ -176,24 +178,35 @@ class PrintLock:
     def _open(self) -> int:
         """The lock file, opened anew where it is not the one that all agree on any more."""
         if self._fd >= 0 and not self._is_ours(self._fd):
-            self._fd = -1
+            self._forget()
         if self._fd < 0 and not self._without:
             fd = open_lock_file(8 * SLOTS)
             if fd < 0:
                 self._without = True
                 _say_unlocked("there is no private folder for a lock file (set XDG_RUNTIME_DIR or TMPDIR to one)")
                 return -1
+            # A signal handler that prints just now opens it as well, and its lock is this thread's: were there two
+            # descriptors, one would wait for the other for good. The first stays, by one step that nothing interrupts.
+            stays = self._opened.setdefault("fd", fd)
+            if stays != fd:
+                os.close(fd)
             if _SET is not None:
                 with contextlib.suppress(OSError):
-                    fcntl.fcntl(fd, _SET, _SHARED)
+                    fcntl.fcntl(stays, _SET, _SHARED)
             self._unmap(ours=False)
             with contextlib.suppress(OSError, ValueError):
-                self._map = mmap.mmap(fd, 8 * SLOTS)
+                self._map = mmap.mmap(stays, 8 * SLOTS)
                 self._holders = memoryview(self._map).cast("Q")
-            self._fd, self._file = fd, os.fstat(fd)
+            self._file = os.fstat(stays)
+            self._fd = stays
             _sweep()
         self._checked = time.monotonic()
         return self._fd
+
+    def _forget(self) -> None:
+        """In this order: a handler in between opens the file anew, and what it opened is found by _open()."""
+        self._opened.clear()
+        self._fd = -1
 
     def _unmap(self, ours: bool) -> None:
         """The map has a descriptor of its own, which keeps the file open, and with it the locks. Where a program has

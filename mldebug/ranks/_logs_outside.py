@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mldebug.ranks._logs_found import LogTraceback, Silent
 from mldebug.ranks._logs_source import NOBODY
 from mldebug.ranks._logs_words import count, who
-
-if TYPE_CHECKING:
-    from mldebug.ranks._logs_report import LogTraceback, Silent
 
 _SHOWN = 8  # places
 _INTERRUPT = "KeyboardInterrupt"

@@ -178,7 +178,7 @@ def find_logs(names: Sequence[str | os.PathLike[str]]) -> list[str]:
         if name != "-" and os.path.isdir(name):
             found = [str(path) for path in Path(name).rglob("*") if path.suffix in _ENDINGS and path.is_file()]
             if not found:
-                raise MldebugError(
+                raise UsageError(
                     f"no logs in the folder {name}", f"name the files themselves: {os.path.join(name, '*')}"
                 )
             paths += sorted(found, key=_with_numbers)
@@ -197,6 +197,6 @@ def _cannot_read(path: str, exc: Exception) -> MldebugError:
     if isinstance(exc, FileNotFoundError):
         near = Path(path).parent
         hint = f"ls {near} shows what is there" if near.is_dir() else f"there is no folder {near} either"
-        return MldebugError(f"cannot read {path}: no such file", hint)
+        return UsageError(f"cannot read {path}: no such file", hint)
     words = (getattr(exc, "strerror", None) or str(exc)).lower()
     return MldebugError(f"cannot read {path}: {words}", "look at it with `ls -l` and `file`")

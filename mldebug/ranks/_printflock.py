@@ -60,7 +60,11 @@ def printflock(
 def rank0_print(*args: Any, **kwargs: Any) -> None:
     """printflock on global rank 0 of the job, and nothing on the others. Takes all options of printflock.
 
-    rank0_print(f"epoch {epoch}: {loss=}")
+    `print_ranks` chooses other ranks than 0. The rank is the launcher's (RANK, SLURM_PROCID and the like), so it is
+    known before torch.distributed is; without a launcher every process is rank 0. Raises what printflock raises.
+
+        from mldebug import rank0_print
+        rank0_print(f"epoch {epoch}: {loss=}")
     """
     kwargs.setdefault("print_ranks", (0,))
     printflock(*args, **kwargs)

@@ -12,6 +12,7 @@ there, and tests skip with it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -33,8 +34,11 @@ PROGRAMS = {
     "hostname": "hostname",
     "ps": "procps",
 }
+_FEW = 16  # hosts
 _SEARCH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _CGROUPS = Path("/sys/fs/cgroup")
+_NAME = "mldebug-bed-"
+_NUMBERS = itertools.count()  # several beds may be up at once
 
 # The first process of a host: what only it can do, and then burying what loses its parent.
 _INIT = """
@@ -76,8 +80,10 @@ class Bed:
         self._init: dict[str, int] = {}  # host -> number of its first process
         self._ours: list[subprocess.Popen[bytes]] = []
         self._groups: dict[str, Path] = {}
+        self._name = f"{_NAME}{os.getpid()}-{next(_NUMBERS)}-"
 
     def __enter__(self) -> Bed:
+        _remove_groups_of_the_dead()
         try:
             self._keys()
             self._switch_up()
@@ -85,6 +91,7 @@ class Bed:
                 self._boot(host, number)
             for host in self.hosts:
                 self._await_ssh(host)
+            self._meet()
         except BaseException:
             self.__exit__()
             raise
@@ -101,12 +108,7 @@ class Bed:
             process.kill()
             process.wait()
         for group in self._groups.values():
-            for _ in range(100):
-                with contextlib.suppress(OSError):
-                    group.rmdir()
-                if not group.exists():
-                    break
-                time.sleep(0.05)
+            _remove(group, patience=30)
 
     def command(self, host: str, *words: str) -> list[str]:
         """A command that runs `words` on a host. It ends with the process that starts it."""
@@ -223,7 +225,7 @@ class Bed:
             shell = ["/bin/sh", "-c", f'{joins}exec "$@"', "sh"]
             outer = subprocess.Popen([*shell, *spaces, *init], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._ours.append(outer)
-        for _ in range(500):
+        for _ in range(6000):
             children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
             if children and Path(f"/proc/{children[0]}/comm").read_text().strip() == "bash":
                 self._init[host] = int(children[0])
@@ -235,11 +237,30 @@ class Bed:
         self._on_switch("ip", "link", "add", f"v{host}", "type", "veth", *peer)
         self._on_switch("ip", "link", "set", f"v{host}", "master", "br0", "up")
 
+    def _meet(self) -> None:
+        """All hosts share this kernel's table of neighbours, which has room for 1,024; permanent entries do not
+        count. A few hosts find each other as real ones do."""
+        if len(self.hosts) <= _FEW:
+            return
+        cards = {}
+        for host in self.hosts:
+            words = self.run(host, "ip", "link", "show", "eth0").stdout.split()  # /sys has those of the machine
+            cards[host] = words[words.index("link/ether") + 1]
+        for own in self.hosts:
+            lines = [
+                f"neigh replace {NETWORK}.{number} lladdr {cards[host]} dev eth0 nud permanent\n"
+                for number, host in enumerate(self.hosts, 1)
+                if host != own
+            ]
+            done = self.run(own, "ip", "-batch", "-", input="".join(lines))
+            if done.returncode:
+                raise RuntimeError(f"{own} does not take its neighbours: {done.stderr}")
+
     def _group(self, host: str) -> Path | None:
         """A cgroup of the host's own, with which it can be frozen."""
         for base in (_CGROUPS / "freezer", _CGROUPS):
             if (base / "cgroup.procs").exists():
-                group = base / f"mldebug-bed-{os.getpid()}-{host}"
+                group = base / f"{self._name}{host}"
                 with contextlib.suppress(OSError):
                     group.mkdir()
                     self._groups[host] = group
@@ -247,9 +268,32 @@ class Bed:
         return None
 
     def _await_ssh(self, host: str) -> None:
-        for _ in range(200):
+        for _ in range(1200):
             done = self.run(host, "/bin/bash", "-c", f"exec 3<>/dev/tcp/{host}/22 && head -c 4 <&3")
             if done.stdout == "SSH-":
                 return
             time.sleep(0.05)
         raise RuntimeError(f"the sshd of {host} does not answer: {(self.folder / f'{host}.log').read_text()}")
+
+
+def _remove_groups_of_the_dead() -> None:
+    """Those of beds whose process was killed: the kernel ended their hosts, and leaves the cgroups."""
+    for base in (_CGROUPS / "freezer", _CGROUPS):
+        for group in base.glob(f"{_NAME}*"):
+            pid = group.name.removeprefix(_NAME).partition("-")[0]
+            if pid.isdecimal() and not Path("/proc", pid).exists():
+                with contextlib.suppress(OSError):
+                    (group / "freezer.state").write_text("THAWED")  # what is frozen cannot end
+                _remove(group, patience=0.5)
+
+
+def _remove(group: Path, patience: float) -> None:
+    """A cgroup can be removed once the last of its processes has ended, which a busy machine takes its time for."""
+    deadline = time.monotonic() + patience
+    while group.exists():
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)

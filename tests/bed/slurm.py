@@ -38,7 +38,7 @@ ReturnToService=2
 SlurmdTimeout=30
 KillWait=2
 SchedulerParameters=sched_interval=1
-NodeName={nodes} CPUs=4 RealMemory=1000 State=UNKNOWN
+NodeName={nodes} CPUs={cpus} RealMemory=1000 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 _MUNGED = """
@@ -60,14 +60,14 @@ def missing() -> str:
 class Slurm:
     """Its processes end with the bed."""
 
-    def __init__(self, bed: Bed) -> None:
+    def __init__(self, bed: Bed, cpus: int = 4) -> None:
         self.bed = bed
         folder = bed.folder / "slurm"
         (folder / "state").mkdir(parents=True)
         (folder / "key").write_bytes(os.urandom(128))
         (folder / "key").chmod(0o600)
         nodes = ",".join(bed.hosts)
-        (folder / "slurm.conf").write_text(_CONF.format(front=bed.hosts[0], folder=folder, nodes=nodes))
+        (folder / "slurm.conf").write_text(_CONF.format(front=bed.hosts[0], folder=folder, nodes=nodes, cpus=cpus))
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
         self.env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
         self._log = (folder / "daemons.log").open("wb")
@@ -99,7 +99,7 @@ class Slurm:
         return done.stdout.split() == ["idle"] * len(self.bed.hosts)
 
     def _until(self, answers: Any, what: str) -> None:
-        for _ in range(300):
+        for _ in range(1200):
             if answers():
                 return
             time.sleep(0.1)

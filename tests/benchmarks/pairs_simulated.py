@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mldebug.cluster._pairs_judge import judge_pairs
+from mldebug.cluster.pairs._judge import judge_pairs
 from tests.cluster.simulate import FAULTS, healthy, planted, right
 
 

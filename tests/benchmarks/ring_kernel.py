@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import triton
 
-from mldebug.numerics import _kernels
-from mldebug.numerics._triton_ring import TritonRing
+from mldebug.numerics.ring import _kernels
+from mldebug.numerics.ring._triton_ring import TritonRing
 
 MB = 1_000_000
 

@@ -89,7 +89,7 @@ def test_packed_files_and_a_glob(run_python: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["none.log"], 1, "mldebug: cannot read none.log: no such file\nhint: "),
+        (["none.log"], 2, "mldebug: cannot read none.log: no such file\nhint: "),
         (["--rank", "x", "a"], 2, "is no rank or list of ranks"),
         (["--lines", "-3", "a"], 2, "mldebug: "),
         (["--grep", "(", "a"], 2, "--grep '(' is no regular expression"),

@@ -22,6 +22,7 @@ def test_the_options_reach_the_recorder(room, script, tmp_path: Path) -> None:
     words += f" --abort-after-batch-num 0 --check each --on-event skip -o {frames} -- {path} --json -o x"
     assert main(["overflow", *words.split()]) == 0
     [(argv, module, options)] = room.calls
+    assert callable(options.pop("last_word"))
     assert (argv, module) == ([path, "--json", "-o", "x"], False)
     assert options == {
         "include": ["enc.*", "dec.*"],
@@ -32,12 +33,15 @@ def test_the_options_reach_the_recorder(room, script, tmp_path: Path) -> None:
         "check": "each",
         "on_event": "skip",
         "output": frames,
+        "backward": False,
+        "dump_dir": None,
     }
 
 
 def test_the_defaults_are_the_recorders(room, script) -> None:
     main(["overflow", "--", script("")])
     [(_argv, _module, options)] = room.calls
+    assert callable(options.pop("last_word"))
     assert options == {
         "include": [],
         "exclude": [],
@@ -47,6 +51,8 @@ def test_the_defaults_are_the_recorders(room, script) -> None:
         "check": "step",
         "on_event": "raise",
         "output": None,
+        "backward": False,
+        "dump_dir": None,
     }
 
 

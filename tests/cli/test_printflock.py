@@ -126,7 +126,15 @@ def test_output_file_and_json(run_python: Run, script: Path, tmp_path: Path) -> 
     ],
     ids=str,
 )
-def test_wrong_usage(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage(
+    options: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").touch()
     assert cli.main(["printflock", *options]) == 2
     assert message in capsys.readouterr().err
 

@@ -199,7 +199,8 @@ def test_the_signal_by_default(run_python: Run, script: Script, tmp_path: Path) 
     ],
 )
 def test_wrong_usage(run_python: Run, tmp_path: Path, words: list[str], message: str) -> None:
-    done = trace(run_python, tmp_path, *words)
+    (tmp_path / "x.py").touch()
+    done = trace(run_python, tmp_path, *words, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pynvml
 
-from mldebug.cluster._doctor import judge_doctor, look
-from mldebug.cluster._doctor_finding import Finding
-from mldebug.cluster._doctor_root import NotVisible, Root
+from mldebug.cluster.health._doctor import judge_doctor, look
+from mldebug.cluster.health._finding import Finding
+from mldebug.cluster.health._root import NotVisible, Root
 
 GIB = 1 << 30
 NOT_SUPPORTED, NO_PERMISSION, INVALID, LOST, RESET = 3, 4, 2, 15, 16

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mldebug.cluster._pairs_evidence import SCHEMA, PairsEvidence
+from mldebug.cluster.pairs._evidence import SCHEMA, PairsEvidence
 
 SHAPES = (
     (1, 3),
@@ -239,8 +239,8 @@ FAULTS = (
 )  # fmt: skip
 
 
-def planted(seed: int, fault: str | None = None, shape: tuple[int, int] | None = None) -> Case:
-    """A cluster with one of FAULTS."""
+def planted(seed: int, fault: str | None = None, shape: tuple[int, int] | None = None, form: str | None = None) -> Case:
+    """A cluster with one of FAULTS; `form` says which pairs are measured."""
     rng = np.random.default_rng((seed, 2))
     fault = FAULTS[seed % len(FAULTS)] if fault is None else fault
     for _ in range(200):
@@ -252,6 +252,8 @@ def planted(seed: int, fault: str | None = None, shape: tuple[int, int] | None =
         cluster.story.append(f"{fault} x{factor:.2f}")
         kind, culprits, cells = _plant(rng, cluster, fault, factor)
         if cells is None or abs(math.log(factor)) / max(cluster.noise, 0.03) * math.sqrt(cells) >= SEEN:
+            if form is not None:
+                return Case(kind, culprits, measure(rng, cluster, form=form), ", ".join(cluster.story))
             form = "full" if "path" in fault or len(cluster.names) < 12 else str(rng.choice(FORMS))
             if nodes >= 6 and fault in SAMPLED and rng.random() < 0.3:
                 form = "sample"

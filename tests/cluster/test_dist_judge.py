@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mldebug.cluster import judge_dist_test
-from mldebug.cluster._dist_evidence import empty, load_evidence, new_rank
-from mldebug.cluster._dist_report import make_report, read_report
+from mldebug.cluster.dist._evidence import empty, load_evidence, new_rank
+from mldebug.cluster.dist._report import make_report, read_report
 from mldebug.core.errors import MldebugError, UsageError
 
 
@@ -152,9 +153,9 @@ def test_nobody_is_blamed_where_all_wait_in_the_same_place() -> None:
     "waits",
     [
         "all_reduce (torch/distributed/distributed_c10d.py:9)",
-        "synchronize (torch/cuda/__init__.py:1219)\nDevice.sync (mldebug/cluster/_dist_device.py:62)",
-        "Device.sync (mldebug/cluster/_dist_device.py:62)",
-        "Collectives._send_recv (mldebug/cluster/_dist_collectives.py:190)",
+        "synchronize (torch/cuda/__init__.py:1219)\nDevice.sync (mldebug/cluster/dist/_device.py:62)",
+        "Device.sync (mldebug/cluster/dist/_device.py:62)",
+        "Collectives._send_recv (mldebug/cluster/dist/_collectives.py:190)",
     ],
 )
 def test_a_stack_outside_of_the_collective_tells_who_is_late(waits: str) -> None:
@@ -267,3 +268,20 @@ def test_files_that_are_no_evidence_are_refused(tmp_path: Path) -> None:
             load_evidence(path)
     with pytest.raises(MldebugError, match="no such file"):
         load_evidence(tmp_path / "nothing")
+
+
+def test_4096_ranks_are_judged_in_seconds() -> None:
+    """With a host that nobody reaches there are 32,760 ways that fail."""
+    report = empty(4096, "gloo", 15.0)
+    for rank in range(4096):
+        one = new_rank(rank, rank % 8, f"n{rank // 8:03d}", "", 5, 4)
+        one["reach"] = [[to, "n100", "10.0.0.1", 5, "filtered (timeout)"] for to in range(800, 808) if to != rank]
+        report["ranks"][str(rank)] = one
+    report["wrong"] = [
+        {"rank": one % 4096, "check": "c", "source": one * 7 % 4096, "count": 1, "of": 4, "index": 0, "got": 1.0,
+         "want": 2.0} for one in range(5000)
+    ]  # fmt: skip
+    began = time.process_time()
+    first, *_ = judge_dist_test({**report, "ended": "the ranks cannot reach each other"}).culprits
+    assert first.host == "n100" and "and 4094 more ways" in first.reason
+    assert time.process_time() - began < 20

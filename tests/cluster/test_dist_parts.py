@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from mldebug.cluster._dist_evidence import empty, new_rank
-from mldebug.cluster._dist_local import devices_here
-from mldebug.cluster._dist_odd import cpu_list, odd_settings
-from mldebug.cluster._dist_text import ranges
-from mldebug.cluster._dist_topology import topology
+from mldebug.cluster.dist._evidence import empty, new_rank
+from mldebug.cluster.dist._local import devices_here
+from mldebug.cluster.dist._odd import cpu_list, odd_settings
+from mldebug.cluster.dist._text import ranges
+from mldebug.cluster.dist._topology import topology
 
 
 def collectives(world: int, rank: int = 0) -> Any:
     torch = pytest.importorskip("torch")
-    from mldebug.cluster._dist_collectives import Collectives
+    from mldebug.cluster.dist._collectives import Collectives
 
     device = SimpleNamespace(kind="cpu", torch_device=torch.device("cpu"), sync=lambda: None)
     return Collectives(rank, world, device, (), SimpleNamespace())  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def test_the_plan_is_the_same_on_all_ranks_and_has_all_sizes() -> None:
 
 def test_what_is_called_how() -> None:
     pytest.importorskip("torch")
-    from mldebug.cluster._dist_collectives import label
+    from mldebug.cluster.dist._collectives import label
 
     assert [label("all_reduce", "bf16", size) for size in (4, 65536, 64 << 20)] == [
         "all_reduce bf16 4 B", "all_reduce bf16 64 KiB", "all_reduce bf16 64 MiB",

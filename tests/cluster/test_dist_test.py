@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mldebug.cluster import _dist_net as net
-from mldebug.cluster import _dist_where as where
-from mldebug.cluster._dist_collector import Collector, Config
-from mldebug.cluster._dist_report import make_report
-from mldebug.cluster._dist_test import Options, run
-from mldebug.cluster._dist_wire import Gone, Wire, connects, listen, ports
+from mldebug.cluster.dist import _net as net
+from mldebug.cluster.dist import _where as where
+from mldebug.cluster.dist._collector import Collector, Config
+from mldebug.cluster.dist._dist_test import Options, run
+from mldebug.cluster.dist._report import make_report
+from mldebug.cluster.dist._wire import Gone, Wire, connects, listen, ports
 from mldebug.core.errors import UsageError
+from tests.at_once import AtOnce, chosen
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "dist_test.py"
@@ -82,36 +87,87 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_names_the_rank(run_python: Run, name: str) -> None:
-    pytest.importorskip("torch")
-    fault, kind, rank, word, phase = FAULTS[name]
-    env = {**ENV, "DIST_FAULT": json.dumps(fault)}
-    told = document(run_python(PROGRAM, *QUICK, "--timeout", "6", timeout=120, env=env), 1)
-    assert [(one["kind"], one["rank"], one["phase"]) for one in told["culprits"]] == [(kind, rank, phase)]
-    assert word in told["culprits"][0]["reason"]
-    assert left() == []
+@dataclass(frozen=True)
+class Told:
+    """What came of one dist-test with a fault."""
+
+    report: dict[str, Any]
+    seconds: float
+    left: list[str]
 
 
-def test_a_real_timeout_is_kept(run_python: Run) -> None:
-    """With --timeout 15 a stopped rank is named within 30 s of its stop."""
-    env = {**ENV, "DIST_LIGHT": "1", "DIST_FAULT": json.dumps({"ranks": [2], "at": "init", "do": "stop"})}
+def with_fault(run_python: Run, *command: object, fault: dict[str, Any], **more: str) -> Told:
+    case = f"{os.getpid()}-{next(NUMBERS)}"
+    env = {**ENV, "DIST_FAULT": json.dumps(fault), "DIST_CASE": case, **more}
     began = time.monotonic()
-    told = document(run_python(PROGRAM, *QUICK, "--timeout", "15", env=env), 1)
-    assert 15 < time.monotonic() - began < 30
-    assert told["culprits"][0]["rank"] == 2 and left() == []
+    done = run_python(*command, timeout=200, env=env)
+    return Told(document(done, 1), time.monotonic() - began, left(case))
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nnodes", "1", "--master-port", "0", "--nproc_per_node", "3")
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest, run_python: Run) -> Iterator[AtOnce]:
+    """Those that wait, a few at once. The real timeout is the first, when not much else has begun."""
+    pytest.importorskip("torch")
+    with AtOnce(3) as found:
+        for name in chosen(request, "name"):
+            if name in FAULTS:
+                words, fault, light = (PROGRAM, *QUICK, "--timeout", "10"), FAULTS[name][0], {}
+            elif name == "real timeout":
+                words, fault, light = (PROGRAM, *QUICK, "--timeout", "15"), {"ranks": [2], "do": "stop"}, LIGHT
+            else:
+                words = (*torchrun(name), PROGRAM, "--backend", "gloo", "--json", "--timeout", "10")
+                fault, light = {"ranks": [0], "do": name}, LIGHT
+            fault = {"at": "init", **fault}
+            found.add(name, partial(with_fault, run_python, *words, fault=fault, **light))
+        yield found
+
+
+@pytest.mark.parametrize("name", ["real timeout"])
+def test_a_real_timeout_is_kept(runs: AtOnce, name: str) -> None:
+    """With --timeout 15 a stopped rank is named some seconds later, and not after another time as long."""
+    told: Told = runs[name]
+    assert told.report["culprits"][0]["rank"] == 2 and told.left == []
+    assert told.seconds > 15 and 15 <= told.report["seconds"] < 30
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_names_the_rank(runs: AtOnce, name: str) -> None:
+    _, kind, rank, word, phase = FAULTS[name]
+    told: Told = runs[name]
+    culprits = told.report["culprits"]
+    assert [(one["kind"], one["rank"], one["phase"]) for one in culprits] == [(kind, rank, phase)]
+    assert word in culprits[0]["reason"]
+    assert told.left == []
+
+
+@pytest.mark.parametrize("name", ["stop-parent", "stop-all"])
+def test_a_stopped_rank_0_of_torchrun_is_named_and_not_left_behind(runs: AtOnce, name: str) -> None:
+    told: Told = runs[name]
+    culprit = told.report["culprits"][0]
+    assert culprit["rank"] == 0 and "stopped" in culprit["reason"]
+    assert told.left == []
+
+
+def torchrun(name: str) -> tuple[str, ...]:
+    """With an id, as jobs with --master-port 0 on one host have no other name of their own."""
+    run = f"{name}-{os.getpid()}"
+    return (
+        "-m", "torch.distributed.run", "--nnodes", "1", "--master-port", "0", "--rdzv-id", run, "--nproc_per_node", "3",
+    )  # fmt: skip
+
+
+LIGHT = {"DIST_LIGHT": "1"}
+NUMBERS = itertools.count()
 
 
 def test_the_classic_command_line(run_python: Run) -> None:
     pytest.importorskip("torch")
     tool = ROOT / "tools" / "torch-distributed-gpu-test.py"
-    assert len(tool.read_text().splitlines()) <= 60
-    done = run_python(*TORCHRUN, tool, "--backend", "gloo", "--bytes", "4", timeout=120, env=ENV)
+    done = run_python(*torchrun("classic"), tool, "--backend", "gloo", "--bytes", "4", timeout=200, env=ENV)
     assert done.returncode == 0, done.stderr
     assert [line.partition(",")[0] for line in done.stdout.splitlines()] == [
+        *(f"[{socket.gethostname()}:{rank}] is OK (global rank: {rank}/3)" for rank in range(3)),
+        f"pt={version('torch')}",
         "dist-test: all is well: 3 ranks",
         "  " + HOST_LINE,
     ]
@@ -120,67 +176,51 @@ def test_the_classic_command_line(run_python: Run) -> None:
 HOST_LINE = f"{socket.gethostname()}: ranks 0-2: fine; cpu"
 
 
-@pytest.mark.parametrize("do", ["stop-parent", "stop-all"])
-def test_a_stopped_rank_0_of_torchrun_is_named_and_not_left_behind(run_python: Run, do: str) -> None:
-    pytest.importorskip("torch")
-    env = {**ENV, "DIST_LIGHT": "1", "DIST_FAULT": json.dumps({"ranks": [0], "at": "init", "do": do})}
-    done = run_python(*TORCHRUN, PROGRAM, "--backend", "gloo", "--json", "--timeout", "5", timeout=120, env=env)
-    culprit = document(done, 1)["culprits"][0]
-    assert culprit["rank"] == 0 and "stopped" in culprit["reason"]
-    assert left() == []
-
-
 def test_nothing_is_left_after_ctrl_c(tmp_path: Path) -> None:
-    env = {
-        **os.environ,
-        **ENV,
-        "PYTHONPATH": str(ROOT),
-        "DIST_LIGHT": "1",
-        "DIST_FAULT": '{"ranks": [1], "at": "init", "do": "wait"}',
-    }
-    process = subprocess.Popen(
-        [sys.executable, str(PROGRAM), *QUICK], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(2.0)
+    process, case = waiting(tmp_path / "mark")
     process.send_signal(2)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=100)
     assert process.returncode == 130 and "Traceback" not in err
     told = json.loads(out)  # the best result so far
     assert (
         told["ended"] == "interrupted" and told["evidence"]["ranks"]["1"]["phase"] == "init" and told["culprits"] == []
     )
-    assert left() == []
+    assert left(case) == []
 
 
-def test_a_killed_launcher_leaves_no_ranks() -> None:
-    env = {
-        **os.environ,
-        **ENV,
-        "PYTHONPATH": str(ROOT),
-        "DIST_LIGHT": "1",
-        "DIST_FAULT": '{"ranks": [1], "at": "init", "do": "wait"}',
-    }
-    process = subprocess.Popen([sys.executable, str(PROGRAM), *QUICK], env=env, stdout=subprocess.PIPE, text=True)
-    time.sleep(2.0)
+def test_a_killed_launcher_leaves_no_ranks(tmp_path: Path) -> None:
+    process, case = waiting(tmp_path / "mark")
     process.kill()
-    process.communicate()
-    assert left() == []
+    process.communicate(timeout=100)
+    assert left(case) == []
 
 
-WAITS = '{"ranks": [1], "at": "init", "do": "wait"}'
+def waiting(mark: Path) -> tuple[subprocess.Popen[str], str]:
+    """One whose rank 1 has come to its init, makes the file `mark`, and stays there."""
+    case = f"{os.getpid()}-{next(NUMBERS)}"
+    fault = {"ranks": [1], "at": "init", "do": "mark", "mark": str(mark)}
+    env = {**os.environ, **ENV, **LIGHT, "PYTHONPATH": str(ROOT), "DIST_FAULT": json.dumps(fault), "DIST_CASE": case}
+    words = [sys.executable, str(PROGRAM), *QUICK]
+    process = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 100
+    while not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)  # what it said of its phase is on its way
+    return process, case
+
+
 ENV = {"OMP_NUM_THREADS": "1"}
 
 
-def left() -> list[str]:
-    """Processes of ours that still run: they have the job's name in their environment, and that of who runs tests."""
-    worker = f"PYTEST_XDIST_WORKER={os.environ.get('PYTEST_XDIST_WORKER', '')}".rstrip("=").encode()
+def left(case: str) -> list[str]:
+    """Processes of this dist-test that still run, once what is under way had time to end."""
     found: list[str] = []
-    for _ in range(50):
+    for _ in range(100):
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
                 environment = path.read_bytes()
-                if b"MLDEBUG_DIST_TEST=" in environment and (worker in environment or b"=" not in worker):
+                if b"MLDEBUG_DIST_TEST=" in environment and f"DIST_CASE={case}".encode() in environment.split(b"\0"):
                     found.append((path.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode())
             except OSError:
                 continue
@@ -317,7 +357,7 @@ def test_the_collector_minds_no_strangers() -> None:
 
 def test_importing_the_room_loads_no_torch(run_python: Run) -> None:
     source = (
-        "import sys; from mldebug.cluster import dist_test; import mldebug.cluster._dist_rank\n"
+        "import sys; from mldebug.cluster import dist_test; import mldebug.cluster.dist._rank\n"
         "print('torch' in sys.modules)"
     )
     assert run_python(source).stdout == "False\n"

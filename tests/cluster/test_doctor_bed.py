@@ -98,7 +98,7 @@ def test_slurm(bed: Bed, tmp_path: Path) -> None:
     try:
         job = slurm.run("sbatch", "--parsable", "--nodes=3", "--output=/dev/null", "--wrap=sleep 100").stdout.strip()
         document: dict[str, Any] = {}
-        for _ in range(20):
+        for _ in range(200):
             state = slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%T").stdout.strip()
             if state == "RUNNING":
                 break

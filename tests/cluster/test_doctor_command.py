@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mldebug.cli import _doctor as command
-from mldebug.cluster._doctor_remote import MARK
+from mldebug.cluster.health._remote import MARK
 from mldebug.core.errors import UsageError
 from tests.cluster.doctor_kit import Machine
 

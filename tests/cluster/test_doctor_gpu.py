@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mldebug.cluster import _doctor_nvml, doctor, load_doctor
+from mldebug.cluster import doctor, load_doctor
+from mldebug.cluster.health import _nvml
 from tests.cluster.doctor_kit import (
     INVALID,
     LOST,
@@ -386,7 +387,7 @@ class TestPresence:
         node = machine.look()
         node["gpu"] = {
             "gpus": [],
-            "why": _doctor_nvml._REASONS.get(error, "nvidia-ml-py is not installed"),
+            "why": _nvml._REASONS.get(error, "nvidia-ml-py is not installed"),
             "error": error,
         }
         (one,) = of(judge([node]), level, "GPUs")
@@ -395,7 +396,7 @@ class TestPresence:
     def test_an_nvml_that_hangs_is_bad_and_keeps_nobody_waiting(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("mldebug.cluster._doctor._NVML_SECONDS", 0.3)
+        monkeypatch.setattr("mldebug.cluster.health._doctor._NVML_SECONDS", 0.3)
         machine.nvml.nvmlDeviceGetCount = lambda: time.sleep(5) or 0  # type: ignore[method-assign]
         began = time.monotonic()
         (one,) = of(machine.findings(), "bad")
@@ -405,7 +406,7 @@ class TestPresence:
     def test_a_machine_without_gpus_and_without_a_driver_is_well(self, tmp_path: Path) -> None:
         machine = Machine(tmp_path, gpus=0, rdma=0)
         node = machine.look()
-        node["gpu"] = {"gpus": [], "why": _doctor_nvml._REASONS[12], "error": 12}
+        node["gpu"] = {"gpus": [], "why": _nvml._REASONS[12], "error": 12}
         found = judge([node])
         assert of(found, "bad") == [] and len(of(found, "unseen", "GPUs")) == 1
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from mldebug.cluster import collect_doctor, doctor, judge_doctor, load_doctor
-from mldebug.cluster._doctor import look
-from mldebug.cluster._doctor_load import is_idle
-from mldebug.cluster._doctor_load import look as put_load
-from mldebug.cluster._doctor_remote import MARK
+from mldebug.cluster.health._doctor import look
+from mldebug.cluster.health._load import is_idle
+from mldebug.cluster.health._load import look as put_load
+from mldebug.cluster.health._remote import MARK
 from mldebug.core.errors import UsageError
 from tests.cluster.doctor_kit import GIB, Machine, judge, of
 
@@ -235,7 +235,7 @@ class TestWatch:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grow: Plant, level: str, check: str, where: str
     ) -> None:
         machine = Machine(tmp_path, gpus=2, rdma=2)
-        monkeypatch.setattr("mldebug.cluster._doctor.time.sleep", lambda seconds: grow(machine))
+        monkeypatch.setattr("mldebug.cluster.health._doctor.time.sleep", lambda seconds: grow(machine))
         found = judge([machine.look(watch=10.0)])
         assert any("grew by" in one.says and one.where == where for one in of(found, level, check)), found[:4]
 
@@ -245,7 +245,7 @@ class TestWatch:
         machine = Machine(tmp_path, gpus=2, rdma=2)
         machine.gpu(0).update(link_errors={(5, "replay"): 3000}, replays=77, ecc_corrected=5)
         machine.port(1, **{"counters/symbol_error": "90000", "counters/link_downed": "4"})
-        monkeypatch.setattr("mldebug.cluster._doctor.time.sleep", lambda seconds: None)
+        monkeypatch.setattr("mldebug.cluster.health._doctor.time.sleep", lambda seconds: None)
         found = judge([machine.look(watch=10.0)])
         assert of(found, "bad") == [] == of(found, "warn")
         assert "none of" in of(found, "ok", "watch")[0].says
@@ -256,7 +256,7 @@ class TestWatch:
         def interrupt(seconds: float) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("mldebug.cluster._doctor.time.sleep", interrupt)
+        monkeypatch.setattr("mldebug.cluster.health._doctor.time.sleep", interrupt)
         evidence = collect_doctor(watch=600, root=machine.root, nvml=machine.nvml)
         assert evidence["notes"][0].startswith("interrupted")
         assert of(judge_doctor(evidence), "ok", "watch")
@@ -281,9 +281,9 @@ class TestLoad:
         assert seen["gpus"] == {} and "torch" in seen["why"]
 
     def test_a_load_that_does_not_start_in_time_is_ended(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("mldebug.cluster._doctor_load._PROGRAM", "import time; time.sleep(60)")
+        monkeypatch.setattr("mldebug.cluster.health._load._PROGRAM", "import time; time.sleep(60)")
         machine = Machine(tmp_path, gpus=1)
-        monkeypatch.setattr("mldebug.cluster._doctor_load._AFTER", 0.2)
+        monkeypatch.setattr("mldebug.cluster.health._load._AFTER", 0.2)
         seen = put_load(machine.nvml, machine.look(), seconds=0.1, deadline=0.3)
         assert seen["gpus"] == {} and "did not start in time" in seen["why"]
 
@@ -295,7 +295,7 @@ time.sleep(0.8)
 print(json.dumps({"device": 0, "uuid": os.environ["CUDA_VISIBLE_DEVICES"], "h2d_gbps": 50.0, "tflops": 600.0}),
     flush=True)
 """
-        monkeypatch.setattr("mldebug.cluster._doctor_load._PROGRAM", program)
+        monkeypatch.setattr("mldebug.cluster.health._load._PROGRAM", program)
         machine = Machine(tmp_path, gpus=1)
         node = machine.look()
         machine.gpu(0).update(gen=5, clock_1=1755, throttle=4)
@@ -384,7 +384,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 class TestRemote:
     def say(self, folder: Path, machines: list[dict[str, Any]]) -> None:
-        from mldebug.cluster._doctor_remote import answer
+        from mldebug.cluster.health._remote import answer
 
         for node in machines:
             (folder / str(node["host"])).write_text(answer(node))
@@ -416,7 +416,7 @@ class TestRemote:
 def test_this_machine_itself_takes_less_than_two_seconds() -> None:
     import time
 
-    from mldebug.cluster._doctor_root import Root
+    from mldebug.cluster.health._root import Root
 
     began = time.monotonic()
     node = look(Root())

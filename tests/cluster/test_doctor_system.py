@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mldebug.cluster._doctor_log import HARD, SOFT
-from mldebug.cluster._doctor_names import KNOWN
-from mldebug.cluster._doctor_net import chosen
-from mldebug.cluster._doctor_software import LEFT_OVER
+from mldebug.cluster.health._log import HARD, SOFT
+from mldebug.cluster.health._names import KNOWN
+from mldebug.cluster.health._net import chosen
+from mldebug.cluster.health._software import LEFT_OVER
 from tests.cluster.doctor_kit import Machine, judge, limits, of
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -600,7 +600,7 @@ def test_a_part_that_fails_takes_no_other_with_it(machine: Machine, monkeypatch:
     def broken(root: Any) -> Any:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("mldebug.cluster._doctor_rdma.look", broken)
+    monkeypatch.setattr("mldebug.cluster.health._rdma.look", broken)
     found = machine.findings()
     assert "oops" in of(found, "unseen", "RDMA ports")[0].says
     assert of(found, "ok", "NVLink")
@@ -616,7 +616,7 @@ def test_damaged_evidence_is_said_and_the_rest_is_judged(machine: Machine) -> No
 
 
 def test_an_empty_machine_has_a_reason_for_everything(tmp_path: Path) -> None:
-    from mldebug.cluster._doctor import look
+    from mldebug.cluster.health._doctor import look
     from tests.cluster.doctor_kit import FakeRoot
 
     root = FakeRoot(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.cluster import load_pairs, save_pairs
-from mldebug.cluster._pairs_files import merge_pairs
+from mldebug.cluster.pairs._files import merge_pairs
 from mldebug.core.errors import MldebugError, UsageError
 from tests.cluster.simulate import planted
 

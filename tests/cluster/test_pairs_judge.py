@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from mldebug.cluster import PairsVerdict, judge_pairs
-from mldebug.cluster._pairs_evidence import STATUSES, PairsEvidence
-from mldebug.cluster._pairs_verdict import KINDS
+from mldebug.cluster.pairs._evidence import STATUSES, PairsEvidence
+from mldebug.cluster.pairs._verdict import KINDS
 from mldebug.core.errors import UsageError
 from tests.cluster.simulate import FAULTS, healthy, planted, right
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from mldebug.cluster import PairsVerdict, load_pairs, pair_matrix
-from mldebug.cluster._pairs_live import Options, measure
-from mldebug.cluster._pairs_parts import Agent, address_for
-from mldebug.cluster._pairs_tasks import Task, evidence_of, tasks_of
+from mldebug.cluster._hub import Agent, address_for
+from mldebug.cluster.pairs._live import Options, measure
+from mldebug.cluster.pairs._tasks import Task, evidence_of, tasks_of
 from mldebug.core.errors import UsageError
 from tests.bed import bed as beds
 from tests.bed.bed import Bed
@@ -88,20 +88,20 @@ def test_all_pairs_both_ways(run_python: Run, tmp_path: Path) -> None:
     assert left() == []
 
 
-def test_one_wedged_pair_and_one_dying_worker_of_sixteen(run_python: Run, tmp_path: Path) -> None:
-    """Both are named, and all other pairs are measured."""
+def test_one_wedged_pair_and_one_dying_worker(run_python: Run, tmp_path: Path) -> None:
+    """Both are named, and all other pairs are measured; sixteen ranks are below, on four hosts."""
     out = tmp_path / "pairs.json"
-    faults = [{"gpu": 5, "peer": 9, "do": "stop"}, {"gpu": 3, "do": "kill"}]
+    faults = [{"gpu": 5, "peer": 6, "do": "stop"}, {"gpu": 3, "do": "kill"}]
     env = {**ENV, "PAIRS_FAULTS": json.dumps(faults)}
-    told = document(run_python(PROGRAM, "--nproc", "16", *GLOO, "-o", out, timeout=200, env=env), 1)
+    told = document(run_python(PROGRAM, "--nproc", "8", *GLOO, "-o", out, timeout=200, env=env), 1)
     host = os.uname().nodename
     assert {f"{host}:3", f"{host}:5"} <= set(told["verdict"]["culprits"])
     readings = " ".join(found["reading"] for found in told["verdict"]["findings"])
     assert f"GPU {host}:3 is bad: its worker ended 3 times in a row: its worker was killed by SIGKILL" in readings
     assert f"GPU {host}:5 is bad: its process " in readings and "was stopped (SIGSTOP)" in readings
     bad = failed_pairs(out)
-    assert bad.pop(frozenset((f"{host}:5", f"{host}:9"))) == {"hang"}
-    assert bad == {frozenset((f"{host}:3", f"{host}:{other}")): {"dead"} for other in range(16) if other != 3}
+    assert bad.pop(frozenset((f"{host}:5", f"{host}:6"))) == {"hang"}
+    assert bad == {frozenset((f"{host}:3", f"{host}:{other}")): {"dead"} for other in range(8) if other != 3}
     assert left() == []
 
 
@@ -161,7 +161,7 @@ def test_nothing_is_left_behind(tmp_path: Path, number: int) -> None:
     await_file(mark)
     time.sleep(0.5)
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
     assert process.returncode in (128 + number, -number)
     if number == signal.SIGINT:
         assert "interrupted: what was measured until then is judged" in json.loads(out)["notes"], err
@@ -289,4 +289,20 @@ def test_nodes_against_nodes(bed: Bed, tmp_path: Path) -> None:
     evidence = load_pairs(out)
     assert evidence["gpus"] == ["h1", "h2", "h3"] and evidence["status"] == ["ok"] * 6
     assert all(value and value > 0 for value in evidence["gbps"])
+    assert left_on(bed) == []
+
+
+def test_a_sample_of_four_hosts(bed: Bed, tmp_path: Path) -> None:
+    """All pairs within hosts, the next host along the rails, one across: fewer pairs, and the dying worker is named."""
+    out = tmp_path / "pairs.json"
+    words = ("--hosts", "h1,h2,h3,h4", "--nproc", "2", "--sample", *GLOO, "-o", str(out))
+    told = document(over_ssh(bed, *words, faults=[{"gpu": 3, "do": "kill"}]), 1)
+    assert "h2:1" in told["verdict"]["culprits"], told["verdict"]
+    evidence = load_pairs(out)
+    pairs = {frozenset((src, dst)) for src, dst in zip(evidence["src"], evidence["dst"], strict=True)}
+    assert 4 + 8 < len(pairs) < 28  # of 28: within hosts, along the rails, and some across
+    inside = [pair for pair in pairs if len({evidence["gpus"][end].rpartition(":")[0] for end in pair}) == 1]
+    assert len(inside) == 4
+    assert {name for pair in failed_pairs(out) for name in pair} > {"h2:1"}
+    assert all("h2:1" in pair for pair in failed_pairs(out))
     assert left_on(bed) == []

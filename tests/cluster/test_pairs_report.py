@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mldebug.cli import _pairs
-from mldebug.cli._parser import Parser
+from mldebug.cli import _pairs, main
+from mldebug.cli._parser import Parser, file_or_picture_to_write
 from mldebug.cluster import PairsReport, load_pairs, pair_matrix, save_pairs
+from mldebug.core.errors import UsageError
 from tests.cluster.simulate import Case, healthy, planted
 
 
@@ -106,3 +109,19 @@ def test_the_room_is_light() -> None:
         "sys.exit([name for name in ('numpy', 'torch', 'rich', 'matplotlib') if name in sys.modules] or 0)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_picture_without_matplotlib_is_told_before_anything_is_measured(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"a\.png: a picture needs matplotlib") as caught:
+        file_or_picture_to_write("--output", str(tmp_path / "a.png"))
+    assert "[plot]'" in caught.value.hint
+    assert file_or_picture_to_write("--output", str(tmp_path / "a.csv")) == str(tmp_path / "a.csv")
+
+
+def test_the_verdict_is_shown_where_the_file_cannot_be_written(tmp_path: Path, capsys: Any) -> None:
+    source = tmp_path / "pairs.csv"
+    source.write_text("src,dst,gbps,status\na:0,b:0,40,ok\nb:0,a:0,40,ok\n")
+    assert main(["pairs", "--from", str(source), "-o", "/dev/full"]) == 1
+    told = capsys.readouterr()
+    assert "2 ok" in told.out and "mldebug: cannot write /dev/full" in told.err

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mldebug.cluster._pairs_schedule import Round, gpu_rounds, node_rounds, sample_rounds
+from mldebug.cluster.pairs._schedule import Round, gpu_rounds, node_rounds, sample_rounds
 from mldebug.core.errors import UsageError
 
 

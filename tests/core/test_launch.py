@@ -159,7 +159,7 @@ def test_a_deadline_ends_a_command_and_all_that_it_started() -> None:
     stubborn = "trap '' TERM; sleep 600 & echo $$ $!; while :; do sleep 1; done"
     began = time.monotonic()
     endings, output = run([sh("slow", stubborn, 1.0), sh("quick", "echo fine")])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert endings["slow"].how == "timeout" and endings["quick"].how == "exit"
     assert output["quick"] == b"fine\n"
     time.sleep(0.1)
@@ -169,7 +169,7 @@ def test_a_deadline_ends_a_command_and_all_that_it_started() -> None:
 def test_what_an_ended_command_left_behind_is_not_waited_for() -> None:
     began = time.monotonic()
     endings, output = run([sh("a", "sleep 30 & echo $!")])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     assert endings["a"].how == "exit"
     os.kill(int(output["a"]), signal.SIGKILL)
 
@@ -185,7 +185,7 @@ def test_a_reader_may_refuse() -> None:
 
     began = time.monotonic()
     endings, _ = run([sh("a", "cat /dev/zero")], read=read)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     assert (endings["a"].how, endings["a"].complaint) == ("refused", "too much")
     assert size < 2_000_000
 

@@ -242,3 +242,25 @@ def test_an_import_that_fails_inside_the_project_is_the_users(run_python: Run, s
     script("", "project/train.py")
     done = run_python(RUN_MODULE, "project.train", cwd=tmp_path)
     assert "ModuleNotFoundError: No module named 'not_installed_anywhere'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "stderr"),
+    [("raise SystemExit(3)", 3, ""), ("pass", 0, ""), ("sys.exit('no')", 1, "no\n"), ("1 / 0", 1, "ZeroDivisionError")],
+)
+def test_a_process_that_the_script_forks_ends_by_itself(run_python: Run, script, end, status, stderr) -> None:
+    path = script(f"""\
+        import atexit, os, sys, threading, time
+        atexit.register(lambda: print("at exit", flush=True))
+        print("before", end="", flush=True)
+        if not (pid := os.fork()):
+            threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+            print("child")
+            {end}
+        else:
+            print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """)
+    done = run_python("-c", RUN + "; print('back')", path)
+    assert done.returncode == 0
+    assert done.stdout == f"beforechild\nthread\nat exit\nstatus {status}\nback\nat exit\n"
+    assert stderr in done.stderr and "mldebug" not in done.stderr

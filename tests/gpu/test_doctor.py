@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mldebug.cluster import collect_doctor, doctor
-from mldebug.cluster._doctor_nvml import _ASKED, load_nvml
+from mldebug.cluster.health._nvml import _ASKED, load_nvml
 
 pytestmark = [
     pytest.mark.gpu,

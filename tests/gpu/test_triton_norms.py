@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from mldebug.numerics._triton_norms import TritonNorms
-from mldebug.numerics._triton_ring import TritonRing
+from mldebug.numerics.ring._triton_norms import TritonNorms
+from mldebug.numerics.ring._triton_ring import TritonRing
 
 pytestmark = pytest.mark.gpu
 

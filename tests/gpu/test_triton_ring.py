@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from mldebug.numerics import _triton_ring
-from mldebug.numerics._triton_ring import DTYPES, SlotStats, TritonRing
+from mldebug.numerics.ring import _triton_ring
+from mldebug.numerics.ring._triton_ring import DTYPES, SlotStats, TritonRing
 
 pytestmark = pytest.mark.gpu
 

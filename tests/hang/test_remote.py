@@ -412,7 +412,7 @@ def test_hostile_paths_are_words(answers: Path, tmp_path: Path) -> None:
 
 def test_the_far_end_ends_itself(tmp_path: Path) -> None:
     """Its reader is gone and something that it started hangs: at its deadline both are ended."""
-    from mldebug.hang._remote_node import ask_word
+    from mldebug.hang._remote_request import ask_word
 
     put_program(tmp_path / "bin", "py-spy", "#!/bin/sh\nexec sleep 600\n")
     request: Any = {

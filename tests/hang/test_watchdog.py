@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from mldebug import hang_watchdog
 from mldebug.core.errors import UsageError
 from mldebug.hang import load_evidence, spy
 from mldebug.hang._find import processes
+from tests.at_once import AtOnce
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -47,7 +49,7 @@ def lookers(folder: Path) -> list[int]:
     return [pid for pid, one in found.items() if one.parent not in found]  # a child of it looks like it until it execs
 
 
-def gone(holds: Callable[[], bool], patience: float = 10) -> bool:
+def gone(holds: Callable[[], bool], patience: float = 60) -> bool:
     deadline = time.monotonic() + patience
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -61,49 +63,91 @@ def job(folder: Path, ranks: int, *args: str) -> tuple[list[str], dict[str, str]
     return [sys.executable, "-m", "torch.distributed.run", *where, str(PROGRAM), *args], env
 
 
-def test_a_hung_job_names_its_culprit_and_is_ended(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    output = tmp_path / "evidence.json"
-    command, env = job(folder, 3, "skip", "kill", str(output))
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode != 0
-    assert done.stderr.count("hung: skipped-collective, rank 1") == 1  # one process looks, not three
-    assert "the ranks of this node were ended\n" in done.stderr
-    report = spy(load_evidence([output]))
-    assert (report.verdict.kind, report.verdict.culprits) == ("skipped-collective", (1,))
-    assert report.verdict.text.split()[:4] == ["Rank", "1", "has", "left"]
-    assert gone(lambda: list(folder.iterdir()) == []), list(folder.iterdir())
+# Jobs under torchrun mostly wait: for the watchdog, or to see that it says nothing. All are started at once, by the
+# first test of them that runs.
 
 
-def test_the_verdict_comes_where_the_gil_is_held(folder: Path) -> None:
-    pytest.importorskip("torch")
-    command, env = job(folder, 2, "gil", "kill")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert "hung: gil-held, rank 1" in done.stderr
-    assert done.returncode != 0
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    err: str
+    called: str  # the line of the job's own function
+    lookers: list[int]  # processes that still look
+    files: list[Path]  # what the agents left
+    verdict: tuple[str, tuple[int, ...], str] | None = None  # of the evidence that was written
 
 
-def test_a_function_gets_the_report(folder: Path) -> None:
-    pytest.importorskip("torch")
+def run_job(folder: Path, ranks: int, *args: str) -> Ended:
+    output = args[2:3]
+    command, env = job(folder, ranks, *args)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    gone(lambda: lookers(folder) == [])
+    if args[0] != "gil":  # a rank that is killed clears up nothing
+        gone(lambda: list(folder.iterdir()) == [])
+    verdict = None
+    if output:
+        report = spy(load_evidence([Path(output[0])]))
+        verdict = (report.verdict.kind, report.verdict.culprits, report.verdict.text)
+    return Ended(done.returncode, done.stderr, "", lookers(folder), list(folder.iterdir()), verdict)
+
+
+def call_job(folder: Path) -> Ended:
     command, env = job(folder, 2, "skip", "call")
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
-        called = next(line for line in iter(process.stdout.readline, "") if line.startswith("called:"))
+        called = next((line for line in iter(process.stdout.readline, "") if line.startswith("called:")), "")
     finally:
         process.terminate()
         process.communicate(timeout=60)
-    kind, culprits, _rank = json.loads(called.partition(":")[2])
-    assert (kind, culprits) == ("skipped-collective", [1])
+    gone(lambda: lookers(folder) == [])
+    return Ended(process.returncode, "", called, lookers(folder), [])
 
 
-def test_a_slow_job_is_left_alone(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AtOnce]:
     pytest.importorskip("torch")
-    command, env = job(folder, 2, "slow", "kill")
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "mldebug" not in done.stderr
-    assert gone(lambda: list(folder.iterdir()) == []), list(folder.iterdir())
+    folder = tmp_path_factory.mktemp("jobs")
+    with AtOnce(4) as found:
+        found.add("slow", lambda: run_job(folder / "slow", 2, "slow", "kill"))
+        found.add("skip", lambda: run_job(folder / "skip", 3, "skip", "kill", str(folder / "evidence.json")))
+        found.add("gil", lambda: run_job(folder / "gil", 2, "gil", "kill"))
+        found.add("call", lambda: call_job(folder / "call"))
+        yield found
+
+
+@pytest.mark.timeout(300)
+def test_a_hung_job_names_its_culprit_and_is_ended(jobs: AtOnce) -> None:
+    done: Ended = jobs["skip"]
+    assert done.status != 0
+    assert done.err.count("hung: skipped-collective, rank 1") == 1  # one process looks, not three
+    assert "the ranks of this node were ended\n" in done.err
+    assert done.verdict is not None and done.verdict[:2] == ("skipped-collective", (1,))
+    assert done.verdict[2].split()[:4] == ["Rank", "1", "has", "left"]
+    assert (done.lookers, done.files) == ([], [])
+
+
+@pytest.mark.timeout(300)
+def test_the_verdict_comes_where_the_gil_is_held(jobs: AtOnce) -> None:
+    done: Ended = jobs["gil"]
+    assert "hung: gil-held, rank 1" in done.err
+    assert done.status != 0 and done.lookers == []
+
+
+@pytest.mark.timeout(300)
+def test_a_function_gets_the_report(jobs: AtOnce) -> None:
+    done: Ended = jobs["call"]
+    kind, culprits, _rank = json.loads(done.called.partition(":")[2])
+    assert (kind, culprits) == ("skipped-collective", [1])
+    assert done.lookers == []
+
+
+@pytest.mark.timeout(300)
+def test_a_slow_job_is_left_alone(jobs: AtOnce) -> None:
+    done: Ended = jobs["slow"]
+    assert done.status == 0, done.err
+    assert "mldebug" not in done.err
+    assert (done.lookers, done.files) == ([], [])
 
 
 def rank(folder: Path, body: str, number: int = 0, size: int = 1) -> subprocess.Popen[str]:
@@ -147,14 +191,17 @@ def test_another_rank_takes_over(folder: Path) -> None:
 def test_a_looker_that_dies_is_started_again_but_not_for_ever(folder: Path) -> None:
     process = rank(folder, "time.sleep(600)")
     seen: set[int] = set()
-    while gone(lambda: bool(set(lookers(folder)) - seen), 3):
+    for _ in range(3):
+        assert gone(lambda: bool(set(lookers(folder)) - seen))
         (looker,) = set(lookers(folder)) - seen
         seen.add(looker)
         os.kill(looker, signal.SIGKILL)
+    assert process.stderr is not None
+    assert any("watches no more" in line for line in iter(process.stderr.readline, ""))
+    time.sleep(1)
+    assert lookers(folder) == []
     process.kill()
-    _, stderr = process.communicate()
-    assert len(seen) == 3
-    assert "watches no more" in stderr
+    process.communicate()
 
 
 def test_leaving_the_scope_ends_it_and_entering_again_works(run_python: Run, tmp_path: Path) -> None:

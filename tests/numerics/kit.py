@@ -31,7 +31,9 @@ def hooks_now() -> dict[str, Any]:
     seen: dict[str, Any] = {name: tuple(getattr(where, name, ())) for where, name in _TABLES}
     seen["GradScaler.step"] = torch.amp.GradScaler.step
     seen["Module.__call__"] = nn.Module.__call__
+    seen["GradScaler.scale"] = torch.amp.GradScaler.scale
     seen["Tensor.backward"] = torch.Tensor.backward
+    seen["autograd.backward"] = torch.autograd.backward
     return seen
 
 
@@ -42,6 +44,8 @@ def clear_hooks(before: Mapping[str, Any]) -> None:
         for key in [key for key in table or () if key not in before[name]]:
             table.pop(key)
     torch.amp.GradScaler.step = before["GradScaler.step"]
+    torch.amp.GradScaler.scale = before["GradScaler.scale"]
+    torch.autograd.backward = before["autograd.backward"]
 
 
 def own_hooks(model: nn.Module) -> int:

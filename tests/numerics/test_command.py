@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -53,12 +54,10 @@ def test_healthy_script(overflow: Callable[..., Done], run_python: Callable[...,
     done = overflow("--", program("healthy_loop.py"), "a", "-b")
     assert done.returncode == 0, done.stderr
     assert all(line in done.stdout.splitlines() for line in plain.stdout.splitlines())
-
-
-def test_healthy_script_json(overflow: Callable[..., Done]) -> None:
-    done = overflow("--json", "--", program("healthy_loop.py"))
+    done = overflow("--json", "--", program("healthy_loop.py"), "a", "-b")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["event"] is None
+    assert all(line in done.stderr.splitlines() for line in plain.stdout.splitlines())
 
 
 def test_the_status_of_the_script_passes_through(overflow: Callable[..., Done]) -> None:
@@ -83,19 +82,16 @@ def test_a_module_in_place_of_a_script(overflow: Callable[..., Done], tmp_path: 
     assert "arguments: ['x']" in done.stderr
 
 
-def test_lines_go_to_the_output_file(overflow: Callable[..., Done], tmp_path: Path) -> None:
-    path = tmp_path / "frames.jsonl"
-    done = overflow("--output", str(path), "--", program("overflow_loop.py"))
-    assert done.returncode == 1
-    assert all(isinstance(json.loads(line), dict) for line in path.read_text().splitlines())
-    assert "blocks.1.wo" in path.read_text()
-
-
 @pytest.mark.parametrize("option", ["--max-frames", "--max_frames"])
-def test_options_in_both_spellings(overflow: Callable[..., Done], option: str) -> None:
-    done = overflow(option, "2", "--", program("overflow_loop.py"))
+def test_options_in_both_spellings_and_lines_go_to_the_output_file(
+    overflow: Callable[..., Done], tmp_path: Path, option: str
+) -> None:
+    path = tmp_path / "frames.jsonl"
+    done = overflow(option, "2", "--output", str(path), "--", program("overflow_loop.py"))
     assert done.returncode == 1
     assert "Last 2 forward frames:" in done.stdout + done.stderr
+    assert all(isinstance(json.loads(line), dict) for line in path.read_text().splitlines())
+    assert "blocks.1.wo" in path.read_text()
 
 
 def test_exclude_and_include(overflow: Callable[..., Done]) -> None:
@@ -134,9 +130,38 @@ def test_wrong_usage(overflow: Callable[..., Done], args: tuple[str, ...]) -> No
 
 
 def test_the_trainer_of_transformers(overflow: Callable[..., Done]) -> None:
-    done = overflow("--json", "--", program("hf_trainer.py"))
+    done = overflow("--json", "--", program("hf_trainer.py"), "underflow_overflow")
     assert done.returncode == 1, done.stderr
+    assert "Detected inf/nan" not in done.stderr, "the class behind the Trainer's own flag adds nothing"
     event = json.loads(done.stdout)["event"]
     assert event["step"] in (1, 2)
     assert event["module"] == "transformer.h.1.mlp.c_fc"
     assert event["kind"] == "inf"
+
+
+def test_sigterm_has_the_report_and_ends_it_as_it_would(overflow: Callable[..., Done], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = overflow("--json", "--html", str(page), "--", program("ended_outside.py"), "sigterm")
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    event = json.loads(done.stdout)["event"]
+    assert (event["step"], event["role"], event["kind"]) == (3, "input", "nan")
+    assert page.read_text().rstrip().endswith("</html>")
+
+
+def test_each_rank_of_a_job_has_its_document(run_python: Callable[..., Done], tmp_path: Path) -> None:
+    """Also the one inside a collective that the other has left, which has to be ended."""
+    done = run_python(
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("--log-dir", tmp_path / "logs", "--redirects", "3", "-m", "mldebug", "overflow", "--json"),
+        *("--html", tmp_path / "page.html", "--", program("ended_outside.py"), "collective"),
+        timeout=110,
+        env={"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 1, done.stderr
+    for rank in range(2):
+        (said,) = tmp_path.glob(f"logs/*/attempt_0/{rank}/stdout.log")
+        document = json.loads(said.read_text())
+        assert (document["event"]["step"], document["event"]["rank"], document["rank"]) == (3, 1, rank)
+        assert (tmp_path / f"page.rank{rank}.html").read_text().rstrip().endswith("</html>")
+    (told,) = tmp_path.glob("logs/*/attempt_0/0/stderr.log")
+    assert told.read_text().count("rank 0 ends here: 5 s after rank 1 saw the event") == 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mldebug import DebugUnderflowOverflow, diagnose
+from mldebug import DebugUnderflowOverflow, NumericsError, diagnose
 from mldebug.core.errors import UsageError
 from mldebug.numerics import NumericsReport, NumericsWarning
 
@@ -119,16 +119,19 @@ class Slope(nn.Module):
 def test_a_bad_gradient_at_the_end_of_a_run_is_not_clean(slope: float) -> None:
     model = Slope()
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    with DebugUnderflowOverflow(model) as recorder:
+    recorder = DebugUnderflowOverflow(model)
+    with pytest.raises(NumericsError) as raised, recorder:
         for i in range(3):
             model.slope = slope if i == 2 else 1.0
             optimizer.zero_grad()
             model(torch.ones(3)).backward()
             optimizer.step()
-    report = recorder.report
-    assert report.event is None and not report.ok
-    assert report.verdict == f"no nan, no inf in any forward, but the gradient norm is {slope} in step 2"
-    assert CLEAN not in report.text()
+        seen = recorder.report
+        assert seen.event is None and not seen.ok  # the optimizer's last step is looked at when the scope ends
+        assert seen.verdict == f"no nan, no inf in any forward, but the gradient norm is {slope} in step 2"
+        assert CLEAN not in seen.text()
+    event = raised.value.report.event
+    assert (event.step, event.phase, event.param, event.kind) == (2, "backward", "weight", str(slope))
 
 
 @pytest.mark.parametrize("unscale", [False, True])
@@ -148,7 +151,9 @@ def test_the_start_of_a_scaler_is_fine_and_is_said(unscale: bool) -> None:
     report = recorder.report
     assert report.ok and not report.unsure
     assert CLEAN not in report.text()
-    assert "Gradients were not finite in step 0, which GradScaler skips" in report.reading
+    assert report.event is not None and report.event.benign
+    assert "GradScaler skips this step" in report.reading
+    assert any(note.startswith("GradScaler skipped 1 of 3 steps: 0") for note in report.notes)
 
 
 def test_a_step_that_is_unscaled_and_clipped_is_benign_for_diagnose_too() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mldebug import DebugUnderflowOverflow, diagnose
 from mldebug.numerics import NumericsWarning
-from mldebug.numerics._gradients import _torch_norms
+from mldebug.numerics.gradients._gradients import _torch_norms
 
 from .kit import Net, train
 

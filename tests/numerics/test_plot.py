@@ -13,8 +13,8 @@ import pytest
 
 from mldebug import Event, MldebugError, NumericsReport
 from mldebug.core.extras import how_to_install
-from mldebug.numerics import _plot
-from mldebug.numerics._plot import MAX_ROWS, heat_map
+from mldebug.numerics.page import _plot
+from mldebug.numerics.page._plot import MAX_ROWS, heat_map
 
 from .kit import INF, NAN, Net, train, watch
 

@@ -135,7 +135,7 @@ def test_the_root_has_its_class_for_a_name() -> None:
         model(torch.ones(2, 4)).mean().backward()
     report = recorder.report
     assert report.history[-1]["where"] == "Linear output"
-    assert set(report.series) == {"Linear output"}
+    assert set(report.series) == {"Linear output", "loss"}
     assert table(report)[-1].endswith("  Linear output")
 
 

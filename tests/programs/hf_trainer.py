@@ -1,5 +1,6 @@
-"""A tiny GPT-2 under the Trainer, whose MLP bias turns to inf after the second step."""
+"""A tiny GPT-2 under the Trainer, whose MLP bias turns to inf after the second step. The argument is its `debug`."""
 
+import sys
 import tempfile
 
 import torch
@@ -20,6 +21,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, per_device_train_batch_size=2, max_steps=5, report_to=[], use_cpu=True, save_strategy="no",
-            disable_tqdm=True, logging_strategy="no", dataloader_pin_memory=False,
+            disable_tqdm=True, logging_strategy="no", dataloader_pin_memory=False, debug=" ".join(sys.argv[1:]),
         )  # fmt: skip
         Trainer(model, arguments, train_dataset=data, callbacks=[Spoil()]).train()

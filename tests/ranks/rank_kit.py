@@ -95,6 +95,15 @@ class Typist:
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
+    def interrupt(self) -> None:
+        """Ctrl-C at a prompt. Python misses one that comes after the prompt is written and before it waits."""
+        for _ in range(20):
+            self.type("\x03")
+            with contextlib.suppress(AssertionError):
+                self.expect("KeyboardInterrupt", timeout=2)
+                return
+        raise AssertionError(f"Ctrl-C was not heard:\n{self.text}")
+
     def end(self, timeout: float = 60) -> int:
         """Read to the end; the status of the program."""
         end = time.monotonic() + timeout

@@ -335,12 +335,14 @@ sys.stderr.write(f"{n} {next(numbers) - 1}")
 """
 
 
-def test_a_signal_handler_that_prints_in_the_middle_of_a_print() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+def test_a_signal_handler_that_prints_in_the_middle_of_a_print(tmp_path: Path) -> None:
+    # A lock file of its own: outputs of other tests, which are stopped on purpose, may have the same slot.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(tmp_path)}
     process = subprocess.Popen(
         [sys.executable, "-c", HANDLER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     )
     data, said = process.communicate(timeout=100)
+    assert b"mldebug" not in said, said
     lines, handled = map(int, said.split())
     assert whole_lines(data) == (lines + handled, 0)
     assert data.count(b"\n") == lines + handled  # none twice
@@ -404,11 +406,11 @@ print(printed, sum(statuses))
     assert whole_lines((tmp_path / "out").read_bytes()) == (printed + 30, 0)
 
 
-def test_a_holder_that_is_killed_or_stopped_in_the_middle_of_a_line() -> None:
+def test_a_holder_that_is_killed_or_stopped_in_the_middle_of_a_line(tmp_path: Path) -> None:
     """It fills the pipe and waits for its reader with the lock held."""
     for number, seconds in ((signal.SIGKILL, 4.0), (signal.SIGSTOP, 9.0)):
         reading, writing = os.pipe()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(tmp_path)}
         big = "from mldebug.ranks import printflock; printflock('a' * 1_000_000)"
         first = subprocess.Popen([sys.executable, "-c", big], stdout=writing, env=environment)
         assert select.select([reading], [], [], 20)[0]
@@ -513,4 +515,5 @@ def test_the_prefix_follows_what_a_program_says_of_itself(
                 printflock("line", file=file, **options)
             return time.perf_counter() - begin
 
-        assert min(seconds(prefix=True) for _ in range(7)) < 3 * min(seconds() for _ in range(7))
+        turns = [(seconds(prefix=True), seconds()) for _ in range(15)]  # in turns, as the machine may be busy
+        assert min(one for one, _ in turns) < 3 * min(other for _, other in turns)

@@ -168,6 +168,8 @@ class TestJob:
         ("environment", "name"),
         [
             ({**TORCHRUN, "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}, "torchrun-none-n1:29500"),
+            # any free port: two jobs on one node have the same words
+            ({**TORCHRUN, "MASTER_ADDR": "n1", "MASTER_PORT": "0"}, f"torchrun-none-launcher-{os.getppid()}"),
             ({**SRUN, "MASTER_ADDR": "n1", "MASTER_PORT": "29500"}, "slurm-77.3"),
             ({**SRUN, **OPENMPI, "PMIX_NAMESPACE": "12/3 x"}, "mpi-12_3_x"),
             ({**PMI, "PALS_APID": "ab-1"}, "mpi-ab-1"),

@@ -12,11 +12,6 @@ TOOLS = Path(__file__).resolve().parent.parent.parent / "tools"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-@pytest.mark.parametrize("name", ["printflock.py", "multi-gpu-non-interleaved-print.py"])
-def test_they_are_short(name: str) -> None:
-    assert len((TOOLS / name).read_text().splitlines()) <= 60
-
-
 def test_printflock_is_found_beside_a_script(run_python: Run, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("from printflock import printflock as print\nprint('a', 'b', sep=', ', end='.')\n")

@@ -288,11 +288,13 @@ def test_multiprocessing_by_fork(traced: Traced) -> None:
     done = traced(
         """
         import multiprocessing
+        both = multiprocessing.get_context("fork").Barrier(2)
         def work(x):
+            both.wait()  # else one of them may have done it all before the other one begins
             return x + 1
         def main():
             with multiprocessing.get_context("fork").Pool(2) as pool:
-                assert pool.map(work, range(4)) == [1, 2, 3, 4]
+                assert pool.map(work, range(4), 1) == [1, 2, 3, 4]
         """
     )
     assert (done.status, done.stderr) == (0, "")

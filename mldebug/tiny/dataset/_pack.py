@@ -27,7 +27,15 @@ BATCH = 1000
 
 @dataclass(frozen=True)
 class UnpackReport(Report):
-    """Records as folders: where they are, how many, and rows of the source that could not be used."""
+    """Records as folders, from unpack().
+
+        report = unpack("data.jsonl", "records", 10); print(report.path, report.records)
+
+    - `path`: the folder that was made; `records` folders are in it, with `files` files in all
+    - `columns`: names of the columns of the source
+    - `skipped`: a text for each row of the source that could not be used; `notes`: what else to know
+    - `seconds`: how long it took
+    """
 
     source: str
     path: Path
@@ -49,7 +57,15 @@ class UnpackReport(Report):
 
 @dataclass(frozen=True)
 class PackReport(Report):
-    """A dataset made of folders: where it is, its rows, and of how many records they were made."""
+    """A dataset made of folders, from pack().
+
+        report = pack("records", "synthetic", 10_000); print(report.rows, report.bytes)
+
+    - `path`: the folder of the dataset, of `bytes` bytes
+    - `rows`: how many it has; `records`: of how many folders they were made; `unique`: no two rows are equal
+    - `columns`: name and kind of each column
+    - `seconds`: how long it took
+    """
 
     source: str
     path: Path
@@ -144,7 +160,12 @@ def pack(
 
     Records are taken in the order of their names, and again from the first when all were taken (`repeat=False` refuses
     to). With `unique` no two rows are equal: from the second round on a number is added to the texts of a record, or
-    drawn into its first picture. Without `n` there is a row for each record.
+    drawn into its first picture. Without `n` there is a row for each record. `split` is the name of the split that is
+    written; `force` replaces a folder `output` that exists.
+
+    UsageError for `n` below 1, a folder that is not there, an `output` that exists, or fewer records than rows with
+    `repeat=False`; MldebugError for a folder without records, records whose columns differ, or a full disk. `output`
+    then is as it was.
 
         pack("records", "synthetic", 10_000, unique=True)
     """

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mldebug.tiny.model._images import meet_images
 from mldebug.tiny.model._quirks import SECTIONS
 from mldebug.tiny.model._roles import Level, is_int, is_ints, role_of
-
-if TYPE_CHECKING:
-    from mldebug.tiny.model._shrink import Setter
+from mldebug.tiny.model._setter import Setter
 
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "hidden_dim", "emb_dim", "width")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "encoder_attention_heads")

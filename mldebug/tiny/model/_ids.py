@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mldebug.tiny.model._roles import Level, is_int, is_vocab, role_of
-
-if TYPE_CHECKING:
-    from mldebug.tiny.model._shrink import Setter
+from mldebug.tiny.model._setter import Setter
 
 TEXT = (
     "text_config",

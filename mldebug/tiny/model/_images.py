@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mldebug.tiny.model._roles import Level, is_int, is_ints, role_of
-
-if TYPE_CHECKING:
-    from mldebug.tiny.model._shrink import Setter
+from mldebug.tiny.model._setter import Setter
 
 POSITIONS = 128
 

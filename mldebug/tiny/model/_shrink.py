@@ -14,6 +14,7 @@ from mldebug.tiny.model._ids import map_ids
 from mldebug.tiny.model._layers import cut_layers
 from mldebug.tiny.model._quirks import SET
 from mldebug.tiny.model._roles import OPAQUE, Level, levels, role_of
+from mldebug.tiny.model._setter import Setter
 from mldebug.tiny.model._widths import by_layer, head_dims, heads, heads_of_kv, layer_heads, widths
 
 RULES_VERSION = 1
@@ -112,40 +113,6 @@ def _named(level: Level, name: str, tree: list[Level]) -> list[str]:
     key = name[3:]
     inside = f"{level.path}." if level.path else ""
     return [other.at(key) for other in tree if other.path.startswith(inside) and key in other.fields]
-
-
-class Setter:
-    """Changes fields, but for those that were set by hand."""
-
-    def __init__(self, config: dict[str, Any], pins: frozenset[str]) -> None:
-        self.config = config
-        self.pins = pins
-
-    def set(self, level: Level, key: str, value: Any) -> None:
-        if not self.has_pin(level, key):
-            level.fields[key] = value
-
-    def has_pin(self, level: Level, key: str) -> bool:
-        """Whether the field, or one inside it, was set by hand."""
-        return level.at(key) in self.pins or any(pin.startswith(level.at(key) + ".") for pin in self.pins)
-
-    def hold(self, level: Level, key: str, value: Any) -> None:
-        """Set a field that follows from one set by hand: no rule changes it any more."""
-        self.set(level, key, value)
-        self.pins |= {level.at(key)}
-
-    def free(self, level: Level, key: str) -> bool:
-        return level.at(key) not in self.pins
-
-    def path(self, path: str, value: Any) -> None:
-        if path in self.pins:
-            return
-        *parents, key = path.split(".")
-        place: Any = self.config
-        for name in parents:
-            place = place.get(name) if isinstance(place, dict) else None
-        if isinstance(place, dict) and (key in place or (parents and parents[-1] in OPAQUE)):
-            place[key] = copy.deepcopy(value)
 
 
 # How weights are stored, which new weights are not: with it a loader asks for tensors and packages that are not there.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mldebug.core.errors import MldebugError
+from mldebug.core.errors import MldebugError, UsageError
 from mldebug.tiny._files import path_of
 from mldebug.tiny._hub import snapshot
 from mldebug.tiny.model._quirks import FILL
@@ -53,7 +53,7 @@ def resolve(source: str | os.PathLike[str], *, trust_remote_code: bool = False, 
     if name in CONFIG_MAPPING:
         return _from_type(name)
     if path.is_absolute() or name.startswith((".", "~")) or name.endswith(".json") or name.count("/") > 1:
-        raise MldebugError(f"cannot read {name}: no such file or directory", _nearest_file(path))
+        raise UsageError(f"cannot read {name}: no such file or directory", _nearest_file(path))
     what = "is no file or folder" if "/" in name else "is neither a folder nor a model type that transformers knows"
     try:
         directory = snapshot(name, PATTERNS, offline, "model", what)

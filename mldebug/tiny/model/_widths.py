@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mldebug.tiny.model._roles import Level, is_int, role_of
-
-if TYPE_CHECKING:
-    from mldebug.tiny.model._shrink import Setter
+from mldebug.tiny.model._setter import Setter
 
 HIDDEN = 32  # the largest hidden size, where nothing is asked for
 UNIT = 16  # hidden sizes are multiples of it: 4 heads of an even size fit, in two dimensions too

@@ -165,11 +165,6 @@ def write(document: Mapping[str, Any], kept: Collection[str], names: Mapping[int
     return {**new, "model": smaller}
 
 
-def new_ids(document: Mapping[str, Any]) -> dict[str, int]:
-    """Token -> id of a document that `write` made."""
-    return document_ids(document)
-
-
 def steps(document: Mapping[str, Any], *fields: str) -> Iterator[dict[str, Any]]:
     """Each normalizer, pre-tokenizer, decoder or post-processor of the document, nested sequences unrolled."""
     for field in fields:

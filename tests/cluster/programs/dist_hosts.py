@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from mldebug.cluster import _dist_hosts, _dist_node
+from mldebug.cluster.dist import _hosts, _node
 
-_dist_node.WORKER = (sys.executable, str(Path(__file__).with_name("dist_rank.py")))
-sys.exit(_dist_hosts.main())
+_node.WORKER = (sys.executable, str(Path(__file__).with_name("dist_rank.py")))
+sys.exit(_hosts.main())

@@ -6,17 +6,18 @@ import signal
 import sys
 import time
 
-from mldebug.cluster import _dist_rank
-from mldebug.cluster._dist_facts import environment
-from mldebug.cluster._dist_net import backend_address, interfaces
-from mldebug.cluster._dist_wire import listen, resolve
+from mldebug.cluster.dist import _rank
+from mldebug.cluster.dist._facts import environment
+from mldebug.cluster.dist._net import backend_address, interfaces
+from mldebug.cluster.dist._probe import answer
+from mldebug.cluster.dist._wire import listen, resolve
 
 FAULT = json.loads(os.environ.get("DIST_FAULT", "{}"))
 MINE = int(os.environ["RANK"]) in FAULT.get("ranks", ())
 DO = FAULT.get("do", "") if MINE else ""
 
 
-class Faulty(_dist_rank.Rank):
+class Faulty(_rank.Rank):
     def phase(self, name):
         super().phase(name)
         if DO and name.startswith(FAULT.get("at", "?")):
@@ -30,7 +31,7 @@ class Light(Faulty):
         self.phase("import")
         told = self.await_message("config")
         self.config = told["config"]
-        _dist_rank._watch_parent(told, self.rank)
+        _rank._watch_parent(told, self.rank)
         self.phase("device")
         self.say({"t": "facts", "facts": {"device": {"kind": "cpu", "index": None, "name": "cpu", "uuid": ""}}})
         self.phase("facts")
@@ -40,6 +41,7 @@ class Light(Faulty):
             listener = listen(address=address)
         except OSError:
             listener = listen()
+        answer(listener)
         name = os.uname().nodename
         facts = {
             "backend": "gloo", "torch": "2", "cuda": "", "driver": "", "nccl": "", "python": "3", "store": 1,
@@ -52,7 +54,7 @@ class Light(Faulty):
         self.say({"t": "facts", "facts": facts})
         peers = self.meet("facts")["peers"]
         self.phase("reach")
-        self.say({"t": "reach", "links": self._reach(peers)})
+        self.say({"t": "reach", **self._reach(peers)})
         self.meet("reach")
         for name in ("init", "all_reduce", "barrier"):
             self.phase(name)
@@ -92,9 +94,9 @@ def family(pid):
 
 def corrupt():
     """What this rank puts in has a wrong bit."""
-    from mldebug.cluster import _dist_collectives
+    from mldebug.cluster.dist import _collectives
 
-    part = _dist_collectives.Collectives.part
+    part = _collectives.Collectives.part
 
     def wrong(self, rank, count, dtype, salt=0):
         values = part(self, rank, count, dtype, salt)
@@ -102,23 +104,23 @@ def corrupt():
             values[count // 2] += 1
         return values
 
-    _dist_collectives.Collectives.part = wrong
+    _collectives.Collectives.part = wrong
 
 
 def patch():
-    from mldebug.cluster import _dist_device, _dist_facts
+    from mldebug.cluster.dist import _device, _facts
 
-    device_facts, facts = _dist_device.Device.facts, _dist_facts.facts
-    _dist_device.Device.facts = lambda self: {**device_facts(self), **FAULT.get("device", {})}
-    _dist_facts.facts = lambda device: {**facts(device), **FAULT.get("facts", {})}
+    device_facts, facts = _device.Device.facts, _facts.facts
+    _device.Device.facts = lambda self: {**device_facts(self), **FAULT.get("device", {})}
+    _facts.facts = lambda device: {**facts(device), **FAULT.get("facts", {})}
     if DO == "corrupt":
         corrupt()
 
 
 if os.environ.get("DIST_LIGHT"):
-    _dist_rank.Rank = Light
+    _rank.Rank = Light
 else:
-    _dist_rank.Rank = Faulty
+    _rank.Rank = Faulty
     if MINE:
         patch()
-sys.exit(_dist_rank.main())
+sys.exit(_rank.main())

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from mldebug import cli
-from mldebug.cluster import _dist_node
+from mldebug.cluster.dist import _node
 from mldebug.core.world import world
 
-_dist_node.WORKER = (sys.executable, str(Path(__file__).with_name("dist_rank.py")))
+_node.WORKER = (sys.executable, str(Path(__file__).with_name("dist_rank.py")))
 fault = json.loads(os.environ.get("DIST_FAULT", "{}"))
 if fault.get("do") == "never" and world().rank in fault["ranks"]:
     time.sleep(fault.get("for", 60))

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from mldebug.cluster import _pairs_node, _pairs_worker
+from mldebug.cluster.pairs import _node, _worker
 
 FAULTS = json.loads(json.loads(sys.argv[1])["env"].get("PAIRS_FAULTS") or os.environ.get("PAIRS_FAULTS", "[]"))
-plain = _pairs_worker.Worker.measure
-pattern = _pairs_worker._Link._pattern
+plain = _worker.Worker.measure
+pattern = _worker._Link._pattern
 
 
-def measure(worker: _pairs_worker.Worker, task: Any) -> None:
+def measure(worker: _worker.Worker, task: Any) -> None:
     own = task["gpus"][task["member"]]
     for fault in FAULTS:
         if own != fault["gpu"] or fault.get("peer") not in (None, *task["gpus"]):
@@ -43,7 +43,7 @@ def corrupted(link: Any, sender: int, turn: int) -> Any:
     return words
 
 
-_pairs_worker.Worker.measure = measure  # type: ignore[assignment,method-assign]
-_pairs_worker._Link._pattern = corrupted  # type: ignore[assignment,method-assign]
+_worker.Worker.measure = measure  # type: ignore[assignment,method-assign]
+_worker._Link._pattern = corrupted  # type: ignore[assignment,method-assign]
 if __name__ == "__main__":
-    sys.exit(_pairs_node.main())
+    sys.exit(_node.main())

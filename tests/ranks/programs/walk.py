@@ -23,9 +23,9 @@ for number in range(3):
     try:
         total += step(number)
     except Exception as exc:
-        print(f"rank {rank()} caught {type(exc).__name__}", flush=True)
+        sys.stdout.write(f"rank {rank()} caught {type(exc).__name__}\n")  # a line is one write, also where unbuffered
         raise
-print(f"rank {rank()} total {total} tracer {sys.gettrace()}", flush=True)
+sys.stdout.write(f"rank {rank()} total {total} tracer {sys.gettrace()}\n")
 if "torch" in sys.modules:
     sys.exit(9)
 time.sleep(0.1)

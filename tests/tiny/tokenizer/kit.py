@@ -24,7 +24,7 @@ from mldebug.tiny.tokenizer._checks import SAMPLE
 from mldebug.tiny.tokenizer._ranks import as_bytes
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-WORDS = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()
+WORDS = (Path(__file__).parents[3] / "LICENSE").read_text(encoding="utf-8").splitlines()  # a text that stays
 CORPUS = [*WORDS, *[line for line in SAMPLE if line] * 3]
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|head|>{{ m['role'] }}<|/head|>\n\n{{ m['content'] }}<|eot|>{% endfor %}"

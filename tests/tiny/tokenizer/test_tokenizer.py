@@ -368,8 +368,9 @@ def test_any_text_decodes_as_the_source_decodes_it(kind: str, pairs: dict[str, A
 @given(size=st.integers(260, 2000))
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_size_is_met(size: int, sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> None:
-    out = tmp_path_factory.mktemp("size")
-    assert len(shrink_tokenizer(sources["byte-fallback BPE"], size, out)) == size
+    source, out = sources["byte-fallback BPE"], tmp_path_factory.mktemp("size")
+    size = min(size, len(load(source)))  # how many tokens it has depends on the text that it was trained on
+    assert len(shrink_tokenizer(source, size, out)) == size
     model = document(out)["model"]
     assert sorted(model["vocab"].values()) == list(range(size))
 

@@ -44,14 +44,6 @@ def wave_channels(facts: Facts, _made: Values) -> torch.Tensor:
     return facts.floats(facts.batch, facts.number("audio_channels", "channels", default=1) or 1, _samples(facts))
 
 
-def _wave_frames(facts: Facts, _made: Values) -> torch.Tensor:
-    return facts.floats(
-        facts.batch,
-        4,
-        facts.number("sampling_frame", "frame_size", "audio_samples_per_token", "hidden_size", default=640),
-    )
-
-
 def _samples(facts: Facts) -> int:
     """Samples of a waveform, a whole number of the steps in which codecs and encoders walk."""
     step = 1

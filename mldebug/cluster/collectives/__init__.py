@@ -1,0 +1,1 @@
+"""comms(): how fast the collectives are, and whether what they deliver is right."""

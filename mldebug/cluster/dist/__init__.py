@@ -1,0 +1,1 @@
+"""dist-test: the ranks of a job, their phases and who is to blame."""

@@ -1,0 +1,1 @@
+"""doctor: what can be seen of a node without running anything heavy."""

@@ -1,0 +1,1 @@
+"""The pair matrix: rounds of disjoint pairs, workers that measure them, and the verdict."""

@@ -1,0 +1,1 @@
+"""An event as a folder of files, with a program that shows it again."""

@@ -1,0 +1,1 @@
+"""The recorder under torch.compile."""

@@ -1,0 +1,1 @@
+"""Gradients, the loss scale, and what optimizers remember."""

@@ -1,0 +1,122 @@
+"""Which line of whose code is running: the user's or the model's, and not torch's."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+_USER, _LIBRARY, _OURS = range(3)
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_ROOM = os.path.dirname(os.path.dirname(__file__))
+_HERE = _ROOM + os.sep
+_PASSED_BY = ("_hub.py", "_ops.py", "_collectives.py")  # they stand between a module and its caller
+_WRAPPERS = tuple(  # of transformers, around calls of torch; and of the libraries that call a step
+    os.path.join(os.sep, *path)
+    for path in (
+        ("transformers", "integrations"), ("transformers", "utils"), ("transformers", "loss"),
+        ("transformers", "pytorch_utils.py"), ("transformers", "modeling_utils.py"),
+        ("transformers", "modeling_layers.py"), ("transformers", "activations.py"),
+        ("transformers", "masking_utils.py"), ("accelerate", "utils"), ("accelerate", "hooks.py"), ("einops", ""),
+        ("torchmetrics", "utilities"),
+    )
+)  # fmt: skip
+
+
+class Line(NamedTuple):
+    """A line of source: file, number (from 1), and the function it stands in."""
+
+    file: str
+    number: int
+    function: str
+
+    @property
+    def code(self) -> str:
+        """Its text; "" where the file cannot be read."""
+        return linecache.getline(self.file, self.number).strip()
+
+
+def users_line() -> Line | None:
+    """The innermost line of user or model code; None where there is none, as in the threads of backward."""
+    found = _innermost(sys._getframe(1))
+    if found is None:
+        return None
+    code = found.f_code
+    return Line(code.co_filename, found.f_lineno, getattr(code, "co_qualname", code.co_name))  # qualname: Python 3.11
+
+
+def ours_is_running() -> bool:
+    """Whether the operation under way is one of our own: a measurement, a replay."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = _owner(frame.f_code.co_filename)
+        if owner != _LIBRARY:
+            return owner == _OURS
+        name = frame.f_code.co_name
+        if name == "_engine_run_backward" or _calls_forward(frame):
+            return False  # of a replay: a model made of torch's own modules has no line of the user's
+        frame = frame.f_back
+    return False
+
+
+def recomputed() -> bool:
+    """Inside backward: whether a forward runs again (activation checkpointing), and not a gradient formula."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_engine_run_backward":
+            return False
+        if code.co_name in ("_call_impl", "inner") and code.co_filename == _MODULE:
+            return True
+        if code.co_filename == _CHECKPOINT and code.co_name != "backward":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _calls_forward(frame: FrameType) -> bool:
+    """Whether a frame is the one that calls a module's forward."""
+    code = frame.f_code
+    if code.co_filename == _MODULE:
+        return code.co_name in ("_call_impl", "inner")
+    return code.co_name == "_call" and code.co_filename == _HUB
+
+
+def callers(*names: str) -> bool:
+    """Whether one of these files of torch (`optim/`, `amp/grad_scaler.py`) is in the stack, above any forward."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file == _MODULE:
+            return False
+        if file.startswith(_TORCH) and file[len(_TORCH) :].replace(os.sep, "/").startswith(names):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
+_HUB = os.path.join(_ROOM, "_hub.py")
+_CHECKPOINT = os.path.join(_TORCH, "utils", "checkpoint.py")
+
+
+def _innermost(frame: FrameType | None) -> FrameType | None:
+    while frame is not None:
+        if _owner(frame.f_code.co_filename) == _USER:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _owner(file: str) -> int:
+    if file.startswith(_HERE):
+        return _LIBRARY if os.path.basename(file) in _PASSED_BY else _OURS
+    if file.startswith((_TORCH, "<")) or any(part in file for part in _WRAPPERS):
+        return _USER if file.startswith(("<stdin", "<string", "<ipython")) else _LIBRARY
+    return _LIBRARY if os.path.basename(file) in ("contextlib.py", "functools.py") else _USER

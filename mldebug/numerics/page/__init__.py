@@ -1,0 +1,1 @@
+"""Reports to look at: the page for a browser and the plot."""

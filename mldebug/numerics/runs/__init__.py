@@ -1,0 +1,1 @@
+"""record_run and compare: two runs, and the first place where they part."""

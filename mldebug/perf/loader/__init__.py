@@ -1,0 +1,1 @@
+"""How fast a DataLoader delivers, by its settings, and which settings are enough."""

@@ -1,0 +1,1 @@
+"""Which CPUs are near a GPU, and binding a rank to them."""

@@ -1,0 +1,13 @@
+"""`mldebug comms` whose ranks may have faults: see comms_node.py."""
+
+import sys
+from pathlib import Path
+
+from mldebug.cli import main
+from mldebug.cluster.collectives import _launch
+
+NODE = str(Path(__file__).with_name("comms_node.py"))
+_launch.PROGRAM = f"import runpy; runpy.run_path({NODE!r}, run_name='__main__')"
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,139 @@
+"""What the ranks agree on over the store, and when a rank counts as being inside a collective; in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from mldebug.numerics._event import Event
+from mldebug.numerics.distributed import _deadline
+from mldebug.numerics.distributed._together import Together
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Together, Together]]:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    both = Together(dist.PrefixStore("job", store), 0, 2, 1), Together(dist.PrefixStore("job", store), 1, 2, 1)
+    yield both
+    for one in both:
+        one.channel.close()
+        assert not one.channel._thread.is_alive(), "no thread is left"
+
+
+def event(step: int, phase: Any = "forward") -> Event:
+    return Event(step, 0, 0, phase, "fc", "Linear", "output", "nan", "output", "float32", 3.4e38, rank=1)
+
+
+def test_the_first_is_who_has_the_smallest_step_and_all_agree(pair: tuple[Together, Together]) -> None:
+    a, b = pair
+    a.announce(event(7), 7, stop=False, waits=False)
+    assert a.channel.news(10)
+    b.announce(event(6, "backward"), 6, stop=False, waits=False)
+    b.announce(event(6), 6, stop=False, waits=False)
+    assert b.channel.news(10) and a.channel.news(10)
+    for one in pair:
+        first = one.first()
+        assert first is not None and (first.rank, first.event.step) == (1, 6)
+        assert [peer.event.step for peer in one.events()] == [7, 6]
+
+
+def test_a_rank_goes_on_to_its_step_for_the_sake_of_the_first(pair: tuple[Together, Together]) -> None:
+    a, b = pair
+    a.announce(event(3), 3, stop=True, waits=True)
+    assert a.channel.news(10) and b.channel.news(10)
+    assert not b.wants_stop(3, stepping=False) and b.wants_stop(3, stepping=True) and b.wants_stop(4, stepping=False)
+    assert not b.wants_stop(2, stepping=True) and not a.wants_stop(3, stepping=True)
+    a.channel.post({"kind": "raised", "rank": 0, "round": 0})
+    assert a.channel.news(10) and b.channel.news(10)
+    assert b.wants_stop(2, stepping=False)
+
+
+@pytest.mark.parametrize("bad", [(False, False), (True, False), (False, True), (True, True)])
+def test_one_bad_rank_drops_the_batch_on_both(pair: tuple[Together, Together], bad: tuple[bool, bool]) -> None:
+    answers: dict[int, Any] = {}
+
+    def vote(i: int) -> None:
+        recorder: Any = pair[i]
+        pair[i].users.append(recorder)
+        answers[i] = [pair[i].agree(recorder, bad[i]) for _ in range(2)]
+
+    threads = [threading.Thread(target=vote, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert answers == {0: [any(bad)] * 2, 1: [any(bad)] * 2}
+
+
+def test_a_rank_that_is_not_ready_stops_a_replay_on_both(pair: tuple[Together, Together]) -> None:
+    said: dict[int, str] = {}
+    reasons = ["", "its inputs were not kept"]
+    threads = [
+        threading.Thread(target=lambda i=i: said.update({i: pair[i].ready("replay/0", reasons[i])})) for i in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert said == dict.fromkeys((0, 1), "on one rank its inputs were not kept")
+
+
+def test_a_rank_that_never_comes_is_not_waited_for(pair: tuple[Together, Together], monkeypatch: Any) -> None:
+    monkeypatch.setattr("mldebug.numerics.distributed._together._READY", 0.5)
+    assert pair[0].ready("replay/1", "") == "not all ranks were ready for it"
+    assert pair[1].ready("replay/1", "") == "not all ranks were ready for it", "who comes later hears the same"
+
+
+def test_a_store_that_is_gone_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Never:
+        def clone(self) -> Any:
+            time.sleep(30)
+
+    one = Together(Never(), 0, 2, 1)
+    assert one.channel.ask(lambda store: 1, 0.2) is None
+    began = time.monotonic()
+    one.announce(event(1), 1, stop=True, waits=False)
+    one.settle()
+    assert one.agree(one, True) is None  # type: ignore[arg-type]
+    assert time.monotonic() - began < 30
+
+
+def wait_on_a_queue() -> None:
+    with contextlib.suppress(queue.Empty):
+        queue.Queue().get(timeout=20)  # type: ignore[var-annotated]
+
+
+def sleep() -> None:
+    time.sleep(20)
+
+
+def read_a_pipe() -> None:
+    os.read(os.pipe()[0], 1)
+
+
+def wait_in_the_store() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    dist.distributed_c10d._store_based_barrier(0, store, "group", 2, __import__("datetime").timedelta(seconds=20))
+
+
+@pytest.mark.parametrize(
+    ("function", "found"), [(wait_on_a_queue, ""), (sleep, ""), (read_a_pipe, ""), (wait_in_the_store, "test_side_")]
+)
+def test_what_counts_as_inside_a_collective(function: Callable[[], None], found: str) -> None:
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    time.sleep(0.5)
+    assert thread.ident is not None
+    frame = sys._current_frames()[thread.ident]
+    where = _deadline._collective(frame, thread.ident, idle=True, device=None)
+    assert (found in where) if found else where == "", where
