@@ -109,10 +109,11 @@ def _snapshot() -> dict[str, Any]:
         "threading.setprofile": threading.getprofile(),
         # pytest itself changes its variable between the phases of a test
         "os.environ": {
-            # The compiler of torch sets variables of its own for good when it is first used.
+            # The compiler of torch sets variables of its own for good when it is first used; so does scikit-learn.
             name: value
             for name, value in os.environ.items()
-            if name != "PYTEST_CURRENT_TEST" and not name.startswith(("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_"))
+            if name != "PYTEST_CURRENT_TEST"
+            and not name.startswith(("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KMP_"))
         },
     }
     if "torch" in sys.modules:

@@ -13,7 +13,10 @@ from mldebug.perf.memory._advice import advice
 from mldebug.perf.memory._blocks import CudaBlocks, classes_of
 from mldebug.perf.memory._card import Card
 from mldebug.perf.memory._host import Host
+from mldebug.perf.memory._live import LATER, Live
 from mldebug.perf.memory._reading import Reading
+from mldebug.perf.memory._sites import Site
+from mldebug.perf.memory._steps import _by_site
 
 GIB = 1 << 30
 HERE = str(Path(__file__).resolve())
@@ -53,6 +56,13 @@ def test_blocks_in_use_by_stack_and_kind(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (first.kind, first.nbytes, first.count, first.site.line) == ("parameter", 300, 1, "")
     assert (second.kind, second.nbytes, second.count, second.site.module) == ("tensor", 160, 2, "Net")
     assert second.site.line.endswith(f"test_memory_blocks.py:{forward[1]['line']}")
+
+
+def test_one_place_that_makes_two_kinds_is_one_size() -> None:
+    """Models that are kept, of which only the parameters of the last one are known by its optimizer."""
+    site = Site("", "train.py:19", "train.py:19")
+    kinds = [Live(site, "tensor", 900, 9), Live(site, f"parameter{LATER}", 100, 1), Live(site, "parameter", 70, 1)]
+    assert _by_site(kinds)[site] == Live(site, "tensor", 1000, 10)
 
 
 @pytest.mark.parametrize(

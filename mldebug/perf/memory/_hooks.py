@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import warnings
 import weakref
@@ -141,6 +142,13 @@ class Hooks:
 def _is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile was put on it, around it or by `module.compile()`."""
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def compiler_is_in_use() -> bool:
+    """Whether the script has called torch.compile: whatever it compiles while hooks are there is made again without."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    # Optimizers load the compiler, too, and switch it off for themselves: that has no backend.
+    return frames is not None and any(getattr(frames, "cached_backends", {0: True}).values())
 
 
 def _drop_filter(entry: Any) -> None:

@@ -20,7 +20,7 @@ from mldebug.perf.memory._reading import size
 from mldebug.perf.memory._run_report import Growth, Leak
 from mldebug.perf.memory._sites import Site
 
-_FIRST = 40  # steps of the first window
+FIRST = 40  # steps of the first window
 _LATER = 18  # of each later one, of which the first two are left out
 _EARLY = 18  # after so many steps a growth is told for the first time
 _SAMPLES = 256
@@ -51,7 +51,7 @@ class Steps:
         """What counts as a step has changed."""
         self._uses: deque[int] = deque(maxlen=_SAMPLES)
         self._window: list[dict[Site, Live]] | None = []
-        self._left_out, self._ends, self._next, self._step = 1, _FIRST, 100, 0
+        self._left_out, self._ends, self._next, self._step = 1, FIRST, 100, 0
         self.leak, self.judged = None, 0
         self.process.begin_again()
         self._followed: Followed | None = None
@@ -92,7 +92,7 @@ class Steps:
             self._left_out -= 1
             return
         self._window.append(_by_site(alive))
-        if len(self._window) == _EARLY and step < _FIRST:
+        if len(self._window) == _EARLY and step < FIRST:
             self.judge(runs=True)
         if step >= self._ends:
             self.judge(runs=True)
@@ -246,7 +246,15 @@ class Steps:
 def _by_site(alive: list[Live]) -> dict[Site, Live]:
     """Without what a model or an optimizer holds: that is bounded, and comes when it is first needed."""
     bounded = ("parameter", "gradient", "optimizer state")
-    return {live.site: live for live in alive if live.kind not in bounded}
+    found: dict[Site, Live] = {}
+    for live in alive:
+        if live.kind not in bounded:
+            # One line may make several kinds: models that are kept, and the one whose optimizer is known.
+            other = found.get(live.site)
+            found[live.site] = (
+                replace(other, nbytes=other.nbytes + live.nbytes, count=other.count + live.count) if other else live
+            )
+    return found
 
 
 def _growths(window: list[dict[Site, Live]]) -> list[Growth]:

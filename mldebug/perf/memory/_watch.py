@@ -20,12 +20,12 @@ from mldebug.core.scope import Scope
 from mldebug.perf.memory._advice import advice
 from mldebug.perf.memory._blocks import CudaBlocks, classes_of
 from mldebug.perf.memory._card import used_device
-from mldebug.perf.memory._hooks import Hooks
+from mldebug.perf.memory._hooks import Hooks, compiler_is_in_use
 from mldebug.perf.memory._live import LATER, Live, LiveTensors, kinds_of
 from mldebug.perf.memory._reading import Reading, line_of, look, size
 from mldebug.perf.memory._run_report import MemoryRunReport, OutOfMemory, Phase
 from mldebug.perf.memory._sites import hide_own_frames
-from mldebug.perf.memory._steps import Steps
+from mldebug.perf.memory._steps import FIRST, Steps
 
 _SETTLED = 3  # steps, after which models and optimizers are expected to be there
 _SOURCES = ("forward", "backward", "optimizer step")  # what counts as a step: the last of these that happens
@@ -117,7 +117,7 @@ class memory_watch(Scope):
         self._enter(self._models, root)
         if self._phase == "init":
             self._end_phase("init", "first forward")
-            if torch.cuda.is_available():
+            if torch.cuda.is_available() and compiler_is_in_use():
                 self._hooks.watch_modules(False)  # the stacks of blocks say which class; torch.compile sees no hooks
                 return
         self._tick(0)
@@ -180,7 +180,10 @@ class memory_watch(Scope):
         self._count += 1
         # What a rollout or an evaluation keeps may be let go soon: of forwards alone only the report says it.
         self._steps.ended(self._count, self._use(), telling=source > 0)
-        if was_noting != self._live.noting and not torch.cuda.is_available():
+        if torch.cuda.is_available():
+            if source or self._count >= FIRST:  # else forwards alone are the steps
+                self._hooks.watch_modules(False)
+        elif was_noting != self._live.noting:
             self._hooks.watch_modules(self._live.noting)
 
     def _use(self) -> int | None:
