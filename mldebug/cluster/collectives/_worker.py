@@ -271,7 +271,12 @@ class Worker:
             launches.append(time.perf_counter() - began)
             handle.wait()
         self.device.sync()
-        size = (16 << 20) if self.device.kind == "cpu" else (256 << 20)
+        # The buffers may fill the card; this is the last step, so they are not needed any more.
+        self.buffers = (None, None)
+        size = 16 << 20
+        if self.device.kind != "cpu":
+            self.device.module.empty_cache()
+            size = max(1 << 20, min(256 << 20, self.device.module.mem_get_info()[0] // 4 >> 20 << 20))
         source = torch.ones(size // 4, device=self.device.torch_device)
         target = torch.empty_like(source)
         target.copy_(source)
