@@ -192,7 +192,7 @@ class Forwards:
             self._compiled_again = None
         call.end = self._memory.sequence
         self._memory.forget_last()
-        if call.paused:
+        if call.paused or self._recorder.graphs.capturing:
             return
         self.trained = self.trained or call.grad
         if call.snapshot is not None:
@@ -211,6 +211,10 @@ class Forwards:
         self, watched: Watched, module: nn.Module, args: tuple[Any, ...], get_kwargs: Callable[[], dict[str, Any]]
     ) -> None:
         recorder = self._recorder
+        if recorder.graphs.capturing:
+            self.call = self.new_call(watched, self._memory.sequence)
+            self.record(watched, args, "input", "input")
+            return
         recorder.poll(wait=recorder.check != "async")
         recorder.ranks.heed()
         call = self.new_call(watched, self._memory.sequence)
@@ -296,6 +300,9 @@ class Forwards:
         """A root forward has returned."""
         call.finished = True
         self.close(call)
+        if self._recorder.graphs.capturing:
+            self._recorder.graphs.saw_forward(call)
+            return
         if call.paused or (call.watched.name and not self._recorder.roots.holds(call.watched.ref())):
             return
         self.batches += 1

@@ -130,7 +130,8 @@ class History:
         numbers = range(call.first, call.end)
         for number, stats in zip(numbers, memory.stats(numbers), strict=True):
             site = memory.site(number)
-            yield place_of(site), site.role, stats.absmax
+            if stats.lo <= stats.hi or stats.has_nan:  # else nothing is remembered of it
+                yield place_of(site), site.role, stats.absmax
 
     def _row(self, step: int, calls: list[Call]) -> dict[str, Any]:
         row: dict[str, Any] = {"step": step}
@@ -139,6 +140,8 @@ class History:
             numbers = range(call.first, call.end)
             for number, stats in zip(numbers, memory.stats(numbers), strict=True):
                 site = memory.site(number)
+                if stats.lo > stats.hi:
+                    continue  # nothing is remembered of it
                 if site.role == "loss" and site.path in _LOSS_NAMES and stats.lo == stats.hi:
                     # The first of a batch is the model's own; the one that a backward starts from may be a share of it.
                     if told != call.batch or not math.isfinite(stats.hi):

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from mldebug.numerics import _losses
+from mldebug.numerics import _cuda_graphs, _losses
 from mldebug.numerics.compiled import _compiled
 from mldebug.numerics.distributed import _together
 from mldebug.numerics.ring._records import Watched
@@ -103,6 +103,7 @@ def _install() -> None:
     _install_shortcut()
     _install_scaler_step()
     _losses.install(RECORDERS, _undo)
+    _cuda_graphs.install(RECORDERS, _undo)
     # torch warns that global hooks fire once more for an OptimizedModule; ours are made for that.
     before = list(warnings.filters)
     warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")

@@ -15,6 +15,7 @@ from mldebug.core.errors import UsageError
 from mldebug.core.scope import Scope
 from mldebug.numerics import _hub
 from mldebug.numerics._arguments import batches, check_arguments
+from mldebug.numerics._cuda_graphs import CudaGraphs
 from mldebug.numerics._event import Event
 from mldebug.numerics._filter import Filter
 from mldebug.numerics._forwards import Forwards
@@ -107,6 +108,7 @@ class DebugUnderflowOverflow(Scope):
         self.gradients = Gradients(self.weights)
         self.output_gradients = OutputGradients(self) if backward else None
         self.forwards = Forwards(self)
+        self.graphs = CudaGraphs(self)
         self.values = Values(self)
         self.ops: OpWatch | None = None  # looks at every operation, for diagnose()
         self._step_is_given = False  # by diagnose(); else optimizer steps are counted
@@ -155,6 +157,7 @@ class DebugUnderflowOverflow(Scope):
             self.settle()  # what is still pending is in the report
         self.forwards.live = None
         self.forwards.backwards.clear()
+        self.graphs.clear()
         if self.output_gradients is not None:
             self.output_gradients.clear()
         if self.inputs is not None:
@@ -170,10 +173,11 @@ class DebugUnderflowOverflow(Scope):
 
     def poll(self, wait: bool = True) -> Event | None:
         """Read the device's verdict on what has run; handle an event as `on_event` says. The event that was handled."""
-        if self._respond.busy:
-            return None  # the user's on_event runs the model
+        if self._respond.busy or self.graphs.capturing:
+            return None  # the user's on_event runs the model; or there is nothing to read yet
         self.forwards.close_stale()
         self.examine(wait)
+        self.graphs.count_steps()
         found, self.pending = self.pending, None
         return None if found is None else self._respond.handle(*found)
 
@@ -225,6 +229,8 @@ class DebugUnderflowOverflow(Scope):
 
     def before_step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """An optimizer, or a GradScaler holding one, is about to step."""
+        if self.graphs.capturing:
+            return
         if scaler is not None:
             self._steps.enter_scaler(optimizer)
         if self._owns(optimizer):
@@ -275,13 +281,21 @@ class DebugUnderflowOverflow(Scope):
         """A step is over. `step` is the largest count of any optimizer: two optimizers of one model step together."""
         if not self._owns(optimizer):
             return
+        if self.graphs.capturing:
+            self.graphs.saw_step(optimizer)
+        elif not self._steps.counted(optimizer, scaler):
+            self.count_step(optimizer, self._stepping.after)
+        else:
+            self.weights.due = True
+
+    def count_step(self, optimizer: torch.optim.Optimizer, look: Callable[..., None] | None = None) -> None:
+        """An optimizer has stepped; `look` is what looks at it then."""
         self.weights.due = True
-        if self._steps.counted(optimizer, scaler):
-            return
         count = self._steps.add(optimizer)
         self.values.step_over()
         self._tell_unmatched()
-        self.guard(self._stepping.after, optimizer)
+        if look is not None:
+            self.guard(look, optimizer)
         if count > self.step and not self._step_is_given:
             self._respond.step_done(self.step)
             self.step = count

@@ -32,7 +32,7 @@ class Values:
         memory, forwards = self._memory, self._forwards
         first = memory.sequence
         forwards.record(None, value, name, role)
-        if forwards.call is not None or memory.sequence == first:
+        if forwards.call is not None or memory.sequence == first or self._recorder.graphs.capturing:
             return
         last = memory.calls[-1] if memory.calls else None
         joins = last is not None and last.end == first  # what is remembered of a forward goes on with it
@@ -58,6 +58,10 @@ class Values:
         """
         recorder, forwards = self._recorder, self._forwards
         self._scaled = self._scaled or scaled
+        if recorder.graphs.capturing:
+            if losses := single_values(value):
+                self.record(losses[0] if len(losses) == 1 else losses, "loss", "loss")
+            return
         other = _hub.replaying is not None or not forwards.trained or (self._scaled and not scaled)
         if forwards.call is not None or other:
             return

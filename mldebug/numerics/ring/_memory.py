@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from mldebug.numerics.ring._graph_ring import GraphRing, NoRing
 from mldebug.numerics.ring._records import Batch, Call, Site
 from mldebug.numerics.ring._rings import SLOTS, HostRing, Ring, ring_for, spans
 from mldebug.numerics.ring._stats import Stats
@@ -37,6 +38,7 @@ class Memory:
         self._device = array("h", bytes(2 * SLOTS))  # whose ring holds them, -1 for the host
         self._numel = array("q", bytes(8 * SLOTS))
         self._rings: dict[int, Ring] = {-1: HostRing()}
+        self._aside: tuple[dict[int, Ring], int] | None = None  # while a CUDA graph is captured
         self.early: tuple[int, Site, Stats] | None = None  # an alarm read before its record was overwritten
         self._last: weakref.ref[Tensor] | None = None
         self._last_version = self._last_slot = 0
@@ -101,18 +103,46 @@ class Memory:
         """Measure many plain tensors (parameters, buffers): one launch per dtype where that can be."""
         self.forget_last()
         ring = self._rings.get(batch.device) or self._add_ring(batch.tensors[0])
-        base, count = self.sequence, len(batch.tensors)
+        base = self._take_numbers(batch.device, batch.sites, batch.numels)
+        ring.record_many(batch.tensors, base & _MASK, batch.strict)
+
+    def _take_numbers(self, device: int, sites: Sequence[Site], numels: array[int]) -> int:
+        """The first of the numbers of these records, which are in the ring of `device`."""
+        base, count, done = self.sequence, len(sites), 0
         self.sequence = base + count
         for chunk in range(-(-base // _CHUNK), -(-self.sequence // _CHUNK)):
             self._prepare(chunk * _CHUNK & _MASK)
-        done = 0
         for a, b in spans(base, count, SLOTS):
-            self._sites[a:b] = batch.sites[done : done + b - a]
+            self._sites[a:b] = sites[done : done + b - a]
             self._source[a:b] = array("q", range(a, b))
-            self._device[a:b] = array("h", [batch.device]) * (b - a)
-            self._numel[a:b] = batch.numels[done : done + b - a]
+            self._device[a:b] = array("h", [device]) * (b - a)
+            self._numel[a:b] = numels[done : done + b - a]
             done += b - a
-        ring.record_many(batch.tensors, base & _MASK, batch.strict)
+        return base
+
+    def begin_capture(self, ring: GraphRing | None) -> None:
+        """What is recorded from now on goes into a CUDA graph: it has not run, and gets no numbers yet."""
+        self.forget_last()
+        self._aside = self._rings, self.sequence
+        self._rings = {-1: NoRing()}
+        if ring is not None:
+            self._rings[ring.device.index] = ring
+
+    def end_capture(self) -> None:
+        self.forget_last()
+        if self._aside is not None:
+            (self._rings, self.sequence), self._aside = self._aside, None
+
+    def replayed(self, key: int, ring: GraphRing) -> None:
+        """A CUDA graph was launched: what it records gets numbers. `key` is a device of its own (below -1)."""
+        base = self._take_numbers(key, ring.sites, ring.numels)
+        self._rings[key] = ring
+        ring.replayed(base & _MASK)
+
+    def forget_graph(self, key: int) -> None:
+        """A graph is gone: what its last replay recorded cannot be read any more."""
+        if key in self._rings:
+            self._rings[key] = NoRing()
 
     def record_rows(self, sites: Sequence[Site], rows: Sequence[Tensor], values: Sequence[Tensor | None]) -> None:
         """Measure tensors of one device by the largest magnitudes of their rows, in one launch; `values` are they
@@ -212,7 +242,7 @@ class Memory:
             self.early = seen[0], self.site(seen[0]), self.stats([seen[0]])[0]
 
     def _add_ring(self, tensor: Tensor) -> Ring:
-        ring = self._rings[tensor.get_device()] = ring_for(tensor.device)
+        ring = self._rings[tensor.get_device()] = NoRing() if self._aside is not None else ring_for(tensor.device)
         return ring
 
 

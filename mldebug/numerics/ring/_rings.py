@@ -150,21 +150,23 @@ class TorchRing:
 class CudaRing:
     """The Triton ring for tensors of any plain dtype and layout."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._ring = TritonRing(device)
+    def __init__(self, device: torch.device, slots: int = TritonRing.SLOTS) -> None:
+        self._ring = TritonRing(device, slots)
         self.reset = self._ring.reset
         self.publish = self._ring.publish
         self.flag = self._ring.flag
         self.clear_flag = self._ring.clear_flag
+        self.copy_rows = self._ring.copy_rows
 
-    def record(self, tensor: Tensor, slot: int, strict: bool = False) -> None:
+    def record(self, tensor: Tensor, slot: int, strict: bool = False, reset: bool = False) -> None:
         if tensor.dtype not in DTYPES:
             tensor = extremes_pair(tensor.detach())
         elif not tensor.is_contiguous():
             for part in pieces(tensor.detach()):
-                self._ring.record(part, slot, strict=strict)
+                self._ring.record(part, slot, strict=strict, reset=reset)
+                reset = False
             return
-        self._ring.record(tensor, slot, strict=strict)
+        self._ring.record(tensor, slot, strict=strict, reset=reset)
 
     def record_many(self, tensors: Sequence[Tensor], base: int, strict: bool = False) -> None:
         ready = [t if t.is_contiguous() else dense(t.detach()) for t in tensors]

@@ -189,18 +189,11 @@ class TritonRing:
     def read(self, slots: Sequence[int]) -> list[SlotStats]:
         """The statistics of these slots as of the last `publish` that held them; waits for that copy."""
         self._event.synchronize()
-        rows = self._seen[numpy.asarray(slots, dtype=numpy.int64) + 1]
-        keys = rows[:, :2]
-        bits = numpy.where(keys < 0, keys ^ 0x7FFFFFFF, keys).astype(numpy.int32)
-        extremes = bits.view(numpy.float32)
-        absmin = rows[:, 2].copy().view(numpy.float32)
-        counts = rows[:, 3:].astype(numpy.uint32)
-        stats = []
-        for (low, high), small, count in zip(extremes.tolist(), absmin.tolist(), counts.tolist(), strict=True):
-            if small != small:  # an empty slot's bits read as NaN
-                low, high, small = float("inf"), float("-inf"), float("inf")
-            stats.append(SlotStats(low, high, small, *count))
-        return stats
+        return stats_of(self._seen[numpy.asarray(slots, dtype=numpy.int64) + 1])
+
+    def copy_rows(self, count: int) -> Any:
+        """The first `count` slots as of the last `publish`, for `stats_of`; None where it is under way."""
+        return self._seen[1 : 1 + count].copy() if self._event.query() else None
 
     def _meet(self, stream: int) -> None:
         # The allocator must not hand the ring's memory out while this stream may still write to it.
@@ -256,3 +249,18 @@ class TritonRing:
     def _copy(self, first: int, end: int) -> None:
         with torch.no_grad():
             self._mirror[first:end].copy_(self._ring[first:end], non_blocking=True)
+
+
+def stats_of(rows: Any) -> list[SlotStats]:
+    """What rows of a ring, as numbers of 32 bits, say."""
+    keys = rows[:, :2]
+    bits = numpy.where(keys < 0, keys ^ 0x7FFFFFFF, keys).astype(numpy.int32)
+    extremes = bits.view(numpy.float32)
+    absmin = rows[:, 2].copy().view(numpy.float32)
+    counts = rows[:, 3:].astype(numpy.uint32)
+    stats = []
+    for (low, high), small, count in zip(extremes.tolist(), absmin.tolist(), counts.tolist(), strict=True):
+        if small != small:  # an empty slot's bits read as NaN
+            low, high, small = float("inf"), float("-inf"), float("inf")
+        stats.append(SlotStats(low, high, small, *count))
+    return stats
