@@ -30,9 +30,10 @@ A, B, C = Setting(0), Setting(2, 2), Setting(4, 2)
 
 @pytest.fixture(autouse=True)
 def ends_its_processes() -> Iterator[None]:
+    before = set(_limits.descendants(os.getpid()))  # of other files of tests in this process
     yield
     time.sleep(0.05)
-    left = _limits.descendants(os.getpid())
+    left = [pid for pid in _limits.descendants(os.getpid()) if pid not in before]
     # The helper of multiprocessing that removes named semaphores stays until the end, and is none of the workers.
     names = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left if Path(f"/proc/{pid}").exists()]
     assert [name for name in names if b"resource_tracker" not in name] == []
