@@ -69,11 +69,11 @@ def diagnose(model: nn.Module, step: Callable[[int], Any], steps: int, **options
         recorder.ops = OpWatch(recorder)
     try:
         for i in range(steps):
-            recorder.set_step(i)
+            recorder.steps.set(i)
             if _one_step(recorder, step, i):
                 break
         else:
-            recorder.set_step(steps)
+            recorder.steps.set(steps)
         return recorder.report
     except NumericsError as error:
         if error.report is None:

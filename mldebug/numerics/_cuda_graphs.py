@@ -134,7 +134,7 @@ class CudaGraphs:
         for ref in due:
             optimizer = ref()
             if optimizer is not None:
-                self._recorder.count_step(optimizer)
+                self._recorder.steps.count(optimizer)
 
     def _enter_call(self, captured: _Captured, first: int) -> None:
         recorder = self._recorder

@@ -338,7 +338,7 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
         _compiled.trace_step(optimizer, False)
         return
     for recorder in list(RECORDERS):
-        recorder.after_step(optimizer)
+        recorder.steps.over(optimizer)
 
 
 def _install_scaler_step() -> None:
@@ -354,7 +354,7 @@ def _install_scaler_step() -> None:
             recorder.before_step(optimizer, scaler=self)
         result = original(self, optimizer, *args, **kwargs)
         for recorder in list(RECORDERS):
-            recorder.after_step(optimizer, scaler=self)
+            recorder.steps.over(optimizer, scaler=self)
         return result
 
     def undo() -> None:

@@ -111,8 +111,6 @@ class DebugUnderflowOverflow(Scope):
         self.graphs = CudaGraphs(self)
         self.values = Values(self)
         self.ops: OpWatch | None = None  # looks at every operation, for diagnose()
-        self._step_is_given = False  # by diagnose(); else optimizer steps are counted
-        self._steps = StepCounts(self)
         self.roots = Roots(self, adopt_all=model is None)
         self._broken = False
         self.pending: tuple[Found, list[Callable[[], None]]] | None = None  # explained, not responded to yet
@@ -120,6 +118,7 @@ class DebugUnderflowOverflow(Scope):
         self._respond = Responder(self, on_event, on_step, output)
         self.ranks = Ranks(self, self._judge, self._respond)
         self._stepping = Stepping(self, self._judge, self._respond)
+        self.steps = StepCounts(self, self._stepping, self._respond)
         model = getattr(model, "_orig_mod", model) if type(model).__name__ == "OptimizedModule" else model
         self._model = None if model is None else weakref.ref(model)
         self._finalizers: list[weakref.finalize[..., Any]] = []
@@ -213,7 +212,7 @@ class DebugUnderflowOverflow(Scope):
 
     def finish(self, exc: BaseException | None = None, at_exit: bool = False) -> None:
         """End of the scope or of the process: what is still pending is read and reported."""
-        self._tell_unmatched()
+        self.tell_unmatched()
         if self.memory.on_host or not (exc or at_exit):  # else a device may never answer
             self.guard(self.values.look_at_weights)
         try:
@@ -232,15 +231,15 @@ class DebugUnderflowOverflow(Scope):
         if self.graphs.capturing:
             return
         if scaler is not None:
-            self._steps.enter_scaler(optimizer)
-        if self._owns(optimizer):
+            self.steps.enter_scaler(optimizer)
+        if self.owns(optimizer):
             self.guard(self.ranks.replay_with_all)
         self.poll(wait=self.check != "async")
         self.ranks.heed(stepping=True)
         if self.ops is not None:
             self.judge_operations(scaler)
-        self._respond.drop_if_bad(optimizer, scaler, self._owns(optimizer))
-        if self._owns(optimizer):
+        self._respond.drop_if_bad(optimizer, scaler, self.owns(optimizer))
+        if self.owns(optimizer):
             self.guard(self._stepping.before, optimizer, scaler)
             if self.memory.on_host and self.ops is None:  # a device is not waited for
                 self.guard(self._judge_step, scaler)
@@ -253,10 +252,6 @@ class DebugUnderflowOverflow(Scope):
             self._respond.handle(found)
         else:
             self.ranks.listen()
-
-    def inside_scaler(self, optimizer: torch.optim.Optimizer, scaler: Any) -> bool:
-        """Whether this is the step that a GradScaler makes, which was looked at before."""
-        return scaler is None and self._steps.inside_scaler(optimizer)
 
     def judge_gradients(self) -> Event | None:
         """For diagnose(), which may wait: the event in the gradients of this step, if there is one."""
@@ -277,39 +272,7 @@ class DebugUnderflowOverflow(Scope):
             self.forwards.close(self.forwards.call)
         return self.poll()
 
-    def after_step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
-        """A step is over. `step` is the largest count of any optimizer: two optimizers of one model step together."""
-        if not self._owns(optimizer):
-            return
-        if self.graphs.capturing:
-            self.graphs.saw_step(optimizer)
-        elif not self._steps.counted(optimizer, scaler):
-            self.count_step(optimizer, self._stepping.after)
-        else:
-            self.weights.due = True
-
-    def count_step(self, optimizer: torch.optim.Optimizer, look: Callable[..., None] | None = None) -> None:
-        """An optimizer has stepped; `look` is what looks at it then."""
-        self.weights.due = True
-        count = self._steps.add(optimizer)
-        self.values.step_over()
-        self._tell_unmatched()
-        if look is not None:
-            self.guard(look, optimizer)
-        if count > self.step and not self._step_is_given:
-            self._respond.step_done(self.step)
-            self.step = count
-
-    def set_step(self, step: int) -> None:
-        """Number the step from outside, as diagnose() does."""
-        if self._step_is_given and step != self.step:
-            self._respond.step_done(self.step)
-        self._step_is_given = True
-        self.step = step
-        self.values.step_over()
-        self.weights.due = True
-
-    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
+    def owns(self, optimizer: torch.optim.Optimizer) -> bool:
         return self.weights.owns(optimizer, alone=len(_hub.RECORDERS) == 1)
 
     # For the other parts of the recorder.
@@ -406,12 +369,12 @@ class DebugUnderflowOverflow(Scope):
                 self.roots.add(model)
                 if self.filter.nothing_left:
                     raise UsageError(f"nothing would be watched: {self.filter.nothing_left}", self.filter.hint())
-                self._tell_unmatched()
+                self.tell_unmatched()
         except BaseException:  # nobody has this recorder yet, to remove it
             self.remove()
             raise
 
-    def _tell_unmatched(self) -> None:
+    def tell_unmatched(self) -> None:
         """Warn of patterns that match no module, once: now, or where models come later when the first step is over."""
         if self.filter.told or not self.filter.modules:
             return

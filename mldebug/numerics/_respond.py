@@ -201,7 +201,7 @@ class Responder:
         A batch is bad if its forward was, or if its gradients are not finite; looking at those waits for backward.
         In a distributed job all ranks drop it if it is bad on one.
         """
-        if self._on_event != "skip" or self._recorder.inside_scaler(optimizer, scaler):
+        if self._on_event != "skip" or self._recorder.steps.inside_scaler(optimizer, scaler):
             return
         grads = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         scaled = scaler is not None and scaler.is_enabled()  # inf from the loss scale: the scaler sees it by itself

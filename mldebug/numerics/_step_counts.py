@@ -8,13 +8,16 @@ if TYPE_CHECKING:
     import torch
 
     from mldebug.numerics._recorder import DebugUnderflowOverflow
+    from mldebug.numerics._respond import Responder
+    from mldebug.numerics.gradients._stepping import Stepping
 
 
 class StepCounts:
     """The optimizers of one recorder. Those of one model step together, or take turns."""
 
-    def __init__(self, recorder: DebugUnderflowOverflow) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: DebugUnderflowOverflow, stepping: Stepping, respond: Responder) -> None:
+        self._recorder, self._stepping, self._respond = recorder, stepping, respond
+        self._given = False  # by diagnose(); else optimizer steps are counted
         self._counts: dict[int, int] = {}  # id(optimizer) -> its steps
         self._in_scaler: dict[int, int] = {}
 
@@ -22,15 +25,52 @@ class StepCounts:
         """A GradScaler that holds it is about to step."""
         self._in_scaler[id(optimizer)] = self._counts.get(id(optimizer), 0)
 
-    def inside_scaler(self, optimizer: torch.optim.Optimizer) -> bool:
-        return id(optimizer) in self._in_scaler
+    def inside_scaler(self, optimizer: torch.optim.Optimizer, scaler: Any) -> bool:
+        """Whether this is the step that a GradScaler makes, which was looked at before."""
+        return scaler is None and id(optimizer) in self._in_scaler
 
-    def counted(self, optimizer: torch.optim.Optimizer, scaler: Any) -> bool:
+    def over(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+        """A step of an optimizer, or of a GradScaler holding one, is over."""
+        recorder = self._recorder
+        if not recorder.owns(optimizer):
+            return
+        if recorder.graphs.capturing:
+            recorder.graphs.saw_step(optimizer)
+        elif self._counted(optimizer, scaler):
+            recorder.weights.due = True
+        else:
+            self.count(optimizer, look=True)
+
+    def count(self, optimizer: torch.optim.Optimizer, look: bool = False) -> None:
+        """It has stepped, and is looked at if that is wanted. The recorder's `step` is the largest count of any
+        optimizer: two optimizers of one model step together."""
+        recorder = self._recorder
+        recorder.weights.due = True
+        count = self._add(optimizer)
+        recorder.values.step_over()
+        recorder.tell_unmatched()
+        if look:
+            recorder.guard(self._stepping.after, optimizer)
+        if count > recorder.step and not self._given:
+            self._respond.step_done(recorder.step)
+            recorder.step = count
+
+    def set(self, step: int) -> None:
+        """Number the step from outside, as diagnose() does."""
+        recorder = self._recorder
+        if self._given and step != recorder.step:
+            self._respond.step_done(recorder.step)
+        self._given = True
+        recorder.step = step
+        recorder.values.step_over()
+        recorder.weights.due = True
+
+    def _counted(self, optimizer: torch.optim.Optimizer, scaler: Any) -> bool:
         """Whether the step that a GradScaler is done with was not skipped: the optimizer's own hook has counted it."""
         key = id(optimizer)
         return scaler is not None and self._counts.get(key, 0) != self._in_scaler.pop(key, 0)
 
-    def add(self, optimizer: torch.optim.Optimizer) -> int:
+    def _add(self, optimizer: torch.optim.Optimizer) -> int:
         """Its steps, with the one just made."""
         key, step = id(optimizer), self._recorder.step
         if key not in self._counts:
