@@ -58,6 +58,8 @@ class Values:
         """
         recorder, forwards = self._recorder, self._forwards
         self._scaled = self._scaled or scaled
+        if recorder.output_gradients is not None and not scaled:
+            recorder.output_gradients.backward_begins()
         if recorder.graphs.capturing:
             if losses := single_values(value):
                 self.record(losses[0] if len(losses) == 1 else losses, "loss", "loss")

@@ -298,3 +298,5 @@ def test_compiled_autograd_goes_on_without_them() -> None:
                     loss.backward()
                 optimizer.step()
     assert recorder.report.ok and recorder.step == 2
+    told = [note for note in recorder.report.notes if "not measured under compiled autograd" in note]
+    assert len(told) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,18 @@ class OutputGradients:
                 if type(item) is Tensor and item.requires_grad:
                     item.register_hook(self._hook(watched, f"output[{i}]"))  # type: ignore[no-untyped-call,unused-ignore]
 
+    def backward_begins(self) -> None:
+        """Say once where no gradient will be seen."""
+        autograd: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+        if getattr(autograd, "compiled_autograd_enabled", False):
+            self._recorder.remark(
+                "gradients of module outputs are not measured under compiled autograd: it traces the hooks that would"
+            )
+
     def record(self, watched: Watched, path: str, grad: Tensor) -> None:
         """Measure one gradient, in backward."""
+        if self._recorder.graphs.capturing:
+            return
         memory = self._recorder.memory
         if self._first < 0:
             self._first, self._batch = memory.sequence, max(self._recorder.forwards.batches - 1, 0)
