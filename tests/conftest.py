@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import builtins
 import compileall
+import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,6 +67,8 @@ LONG = (
     "perf/test_mamf_search.py",
     "hang/test_live.py",
 )
+# Processes that a library starts once, for as long as this one lives.
+LASTING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker")
 HERE = Path(__file__).parent
 
 pytest_plugins = ["mldebug.testing"]  # run_python, run_ranks, the same seeds for each test
@@ -93,10 +97,41 @@ def leaves_nothing_behind() -> Iterator[None]:
         pytest.fail("left behind by this test: " + "; ".join(left), pytrace=False)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def leaves_no_process_behind() -> Iterator[None]:
+    """A file of tests that leaves a child process behind fails, and so does one that waits for none that has ended: in
+    the same process other files follow, which would find it."""
+    before = _children()
+    yield
+    deadline = time.monotonic() + 5.0
+    while (left := _left(before)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if left:
+        pytest.fail("left behind by this file: " + "; ".join(left), pytrace=False)
+
+
 @pytest.fixture
 def process_state() -> SimpleNamespace:
     """The two halves of the check above, for the tests that it can fail."""
     return SimpleNamespace(snapshot=_snapshot, differences=_differences)
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):  # none where there is no /proc
+        with contextlib.suppress(OSError):
+            found.update(map(int, path.read_text().split()))
+    return found
+
+
+def _left(before: set[int]) -> list[str]:
+    found = []
+    for pid in sorted(_children() - before):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+            if not any(name in words for name in LASTING):
+                found.append(f"process {pid}, {words[:200] or 'which has ended and was not waited for'}")
+    return found
 
 
 def _snapshot() -> dict[str, Any]:

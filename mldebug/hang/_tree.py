@@ -6,8 +6,9 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from mldebug.hang._find import Process, children_of, descendants, processes
 from mldebug.hang._page import ENVIRONMENT
@@ -17,20 +18,52 @@ _SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of prctl
 _CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 
 
-@contextlib.contextmanager
-def adopting() -> Iterator[None]:
-    """While entered, processes below this one that lose their parent become its children, and so are found again."""
+class Adopting:
+    """While entered, processes below this one that lose their parent become its children, and so are found again.
+
+    with Adopting() as adopted:
+        job = subprocess.Popen(command)
+        while job.poll() is None:
+            adopted.bury(besides=job.pid)
+    """
+
+    def __init__(self) -> None:
+        self._spared: set[int] = set()
+        self._before = ctypes.c_int(0)
+
+    def __enter__(self) -> Adopting:
+        self.spare()
+        _prctl(_GET_SUBREAPER, ctypes.byref(self._before))
+        _prctl(_SET_SUBREAPER, 1)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _prctl(_SET_SUBREAPER, self._before.value)
+
+    def bury(self, besides: int) -> None:
+        """Bury the adopted that have ended, but for the one whose status somebody waits for."""
+        for pid in _own_children() - self._spared - {besides}:
+            with contextlib.suppress(OSError):
+                os.waitpid(pid, os.WNOHANG)
+
+    def spare(self) -> None:
+        """The children that are there now are those of the program that we are part of."""
+        self._spared |= _own_children()
+
+
+def _own_children() -> set[int]:
+    """The children of the main thread, where that is the one that asks: orphans come to it. Those of other threads
+    are in lists of their own, and somebody waits for them."""
+    if threading.current_thread() is threading.main_thread():
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as listed:
+                return set(map(int, listed.read().split()))
+    return set()
+
+
+def _prctl(option: int, value: object) -> None:
     with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None, use_errno=True)
-        before = ctypes.c_int(0)
-        libc.prctl(_GET_SUBREAPER, ctypes.byref(before))
-        libc.prctl(_SET_SUBREAPER, 1)
-        try:
-            yield
-        finally:
-            libc.prctl(_SET_SUBREAPER, before.value)
-        return
-    yield
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def members(top: int, folder: str) -> dict[int, Process]:

@@ -18,7 +18,7 @@ from mldebug.core.report import Report
 from mldebug.hang._evidence import SCHEMA, Evidence
 from mldebug.hang._page import ENVIRONMENT, WATCHED, reclaim_folders, start_ticks
 from mldebug.hang._report import SpyReport
-from mldebug.hang._tree import adopting, end_job
+from mldebug.hang._tree import Adopting, end_job
 from mldebug.hang._verdict import Verdict
 from mldebug.hang._watch_looks import Looks
 
@@ -104,8 +104,8 @@ def watch(
         raise UsageError(f"timeout is {timeout}, not a number of seconds above 0", "600 is usual for a long job")
     folder = _make_folder()
     try:
-        with adopting():
-            return _Watch(command, folder, timeout, "kill" in on_hang, on_alarm, stdout).run()
+        with Adopting() as adopted:
+            return _Watch(command, folder, timeout, "kill" in on_hang, on_alarm, stdout).run(adopted)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -125,7 +125,7 @@ class _Watch:
         self._looks = Looks(timeout)
         self._alarm: SpyReport | None = None
 
-    def run(self) -> WatchReport:
+    def run(self, adopted: Adopting) -> WatchReport:
         began = time.monotonic()
         environment = {**os.environ, ENVIRONMENT: self._folder}
         try:
@@ -137,7 +137,7 @@ class _Watch:
         killed, left = False, []
         try:
             with _passing_on(job):
-                killed = self._until_it_ends(job)
+                killed = self._until_it_ends(job, adopted)
         except BaseException:
             end_job(job.pid, self._folder)
             job.wait()
@@ -145,6 +145,7 @@ class _Watch:
         if killed:
             left = end_job(job.pid, self._folder)
         status = job.wait()
+        adopted.bury(besides=job.pid)
         return WatchReport(
             self._found(status),
             128 - status if status < 0 else status,
@@ -154,10 +155,11 @@ class _Watch:
             self._looks.count,
         )
 
-    def _until_it_ends(self, job: subprocess.Popen[bytes]) -> bool:
+    def _until_it_ends(self, job: subprocess.Popen[bytes], adopted: Adopting) -> bool:
         """Wait for the end of the job, looking at it; returns whether it has to be ended."""
         next_look = time.monotonic() + self._looks.pause
         while job.poll() is None:
+            adopted.bury(besides=job.pid)
             if time.monotonic() < next_look:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     job.wait(_TICK)
@@ -167,6 +169,7 @@ class _Watch:
                 if self._alarm is not None:
                     if self._on_alarm is not None:
                         self._on_alarm(self._alarm)
+                        adopted.spare()
                     if self._kill:
                         return True
             next_look = time.monotonic() + self._looks.pause

@@ -76,14 +76,29 @@ os.kill(os.getpid(), signal.SIGSTOP)  # {word}
 def test_without_kill_the_job_goes_on() -> None:
     program = """
 import os, signal, subprocess, sys
-subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(6); os.kill({os.getpid()}, {signal.SIGCONT:d})"])
-os.kill(os.getpid(), signal.SIGSTOP)
+words = f"import os, time; time.sleep(6); os.kill({os.getpid()}, {signal.SIGCONT:d})"
+with subprocess.Popen([sys.executable, "-c", words]):
+    os.kill(os.getpid(), signal.SIGSTOP)
 sys.exit(7)
 """
     alarms = []
     report = watch(as_rank(program), timeout=1, on_alarm=alarms.append)
     assert len(alarms) == 1
     assert (report.status, report.killed, report.verdict.kind) == (7, False, "process-stopped")
+
+
+def test_what_loses_its_parent_is_buried_while_the_job_runs() -> None:
+    """Else a job of days with many such processes fills the table of the machine."""
+    program = """
+import os, subprocess, sys, time
+starts = "import subprocess; print(subprocess.Popen(['true']).pid)"
+orphan = int(subprocess.run([sys.executable, "-c", starts], stdout=subprocess.PIPE).stdout)
+deadline = time.monotonic() + 60
+while os.path.exists(f"/proc/{orphan}") and time.monotonic() < deadline:
+    time.sleep(0.05)
+sys.exit(os.path.exists(f"/proc/{orphan}"))
+"""
+    assert watch([sys.executable, "-c", program], timeout=300).status == 0
 
 
 def test_the_status_of_a_job_that_ends() -> None:
