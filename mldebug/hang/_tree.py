@@ -55,9 +55,9 @@ def _own_children() -> set[int]:
     """The children of the main thread, where that is the one that asks: orphans come to it. Those of other threads
     are in lists of their own, and somebody waits for them."""
     if threading.current_thread() is threading.main_thread():
-        with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as listed:
-                return set(map(int, listed.read().split()))
+        path = f"/proc/self/task/{os.getpid()}/children"
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as listed:
+            return set(map(int, listed.read().split()))
     return set()
 
 
