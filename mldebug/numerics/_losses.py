@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,18 +19,20 @@ _set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 def install(recorders: Sequence[DebugUnderflowOverflow], undone_by: list[Callable[[], None]]) -> None:
-    """Tell these recorders of the tensors that `backward()` is called on, and of what a GradScaler scales, before it
-    is scaled. What takes each patch away again is put into `undone_by` before it is made: Ctrl-C may come between."""
+    """Tell these recorders of the tensors that `backward()` is called on, or `torch.autograd.grad` for a parameter of
+    theirs, and of what a GradScaler scales, before it is scaled. What takes each patch away again is put into
+    `undone_by` before it is made: Ctrl-C may come between."""
     home: Any = torch.autograd
-    backward_before, at_work, scaling = home.backward, True, threading.local()
+    backward_before, grad_before, at_work, scaling = home.backward, home.grad, True, threading.local()
 
-    def tell(value: Any, scaled: bool) -> None:
+    def tell(value: Any, scaled: bool, inputs: Any = None) -> None:
         if not at_work or _is_compiling() or torch._C._current_graph_task_id() != -1:
             return  # in a backward: activation checkpointing has one of its own
         compiler = _set_compiler(None)
         try:
             for recorder in list(recorders):
-                recorder.guard(recorder.values.record_loss, value, scaled)
+                if inputs is None or _any_of(inputs, recorder.weights.parameters()):
+                    recorder.guard(recorder.values.record_loss, value, scaled)
         finally:
             _set_compiler(compiler)
 
@@ -38,6 +40,12 @@ def install(recorders: Sequence[DebugUnderflowOverflow], undone_by: list[Callabl
     def backward(*args: Any, **kwargs: Any) -> Any:
         tell(args[0] if args else kwargs.get("tensors"), False)
         return backward_before(*args, **kwargs)
+
+    @functools.wraps(grad_before)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = tuple(inputs) if isinstance(inputs, Iterator) else inputs
+        tell(outputs, False, inputs)
+        return grad_before(outputs, inputs, *args, **kwargs)
 
     def with_telling(scale_before: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         @functools.wraps(scale_before)
@@ -58,9 +66,11 @@ def install(recorders: Sequence[DebugUnderflowOverflow], undone_by: list[Callabl
         at_work = False
         if home.backward is backward:  # else somebody has put theirs around it
             home.backward = backward_before
+        if home.grad is grad:
+            home.grad = grad_before
 
     undone_by.append(undo)
-    home.backward = backward
+    home.backward, home.grad = backward, grad
     _patch_scalers(with_telling, undone_by)
 
 
@@ -98,6 +108,14 @@ def _patch_scalers(
     while stack:
         patch(stack[-1])
         stack += stack.pop().__subclasses__()
+
+
+def _any_of(inputs: Any, parameters: Sequence[Tensor]) -> bool:
+    """Whether parameters are among what gradients are taken for: those for the data, as penalties and forces take
+    them, are of values that are not the loss."""
+    ours = {id(parameter) for parameter in parameters}
+    given = inputs if isinstance(inputs, Sequence) else [inputs]
+    return any(id(tensor) in ours for tensor in given)
 
 
 def single_values(value: Any) -> list[Tensor]:

@@ -34,6 +34,7 @@ def hooks_now() -> dict[str, Any]:
     seen["GradScaler.scale"] = torch.amp.GradScaler.scale
     seen["Tensor.backward"] = torch.Tensor.backward
     seen["autograd.backward"] = torch.autograd.backward
+    seen["autograd.grad"] = torch.autograd.grad
     return seen
 
 
@@ -46,6 +47,7 @@ def clear_hooks(before: Mapping[str, Any]) -> None:
     torch.amp.GradScaler.step = before["GradScaler.step"]
     torch.amp.GradScaler.scale = before["GradScaler.scale"]
     torch.autograd.backward = before["autograd.backward"]
+    torch.autograd.grad = before["autograd.grad"]
 
 
 def own_hooks(model: nn.Module) -> int:

@@ -70,3 +70,48 @@ def test_a_python_number_as_loss(value: float) -> None:
     model = nn.Linear(4, 1)
     report = diagnose(model, lambda i: value if i == 1 else 0.5, steps=3)
     agrees(report.event, step=1, role="loss", module=None)
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["optimizer", "by hand"])
+def test_a_loss_that_is_differentiated_without_backward(by_hand: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    opt = torch.optim.SGD(model.parameters(), 1e-2)
+    before = torch.autograd.grad
+
+    def run() -> None:
+        for i in range(3):
+            x = model(torch.randn(6, 4))
+            loss = torch.log(x - x if i == 2 else x.exp()).mean()
+            grads = torch.autograd.grad(loss, model.parameters())
+            for p, grad in zip(model.parameters(), grads, strict=True):
+                if by_hand:
+                    p.data -= 1e-2 * grad
+                else:
+                    p.grad = grad
+            if not by_hand:
+                opt.step()
+
+    event = watch(model, run).event
+    assert torch.autograd.grad is before
+    agrees(event, phase="forward", module=None, role="loss", op="aten.log")
+    assert (event.batch, event.operation.cause) == (2, "log of zero")
+
+
+def test_what_is_differentiated_for_the_data_is_no_loss() -> None:
+    model = nn.Linear(4, 1)
+    opt = torch.optim.SGD(model.parameters(), 1e-2)
+    slopes = []
+
+    def run() -> None:
+        for _ in range(3):
+            x = torch.zeros(6, 4, requires_grad=True)
+            value = model(x)
+            score = torch.log((value - value).sum())  # -inf, and only its gradient for x is looked at
+            (slope,) = torch.autograd.grad(score, x, retain_graph=True)
+            slopes.append(slope)
+            opt.zero_grad()
+            value.square().mean().backward()
+            opt.step()
+
+    assert watch(model, run).event is None and len(slopes) == 3
