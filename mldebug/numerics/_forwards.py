@@ -194,6 +194,9 @@ class Forwards:
         self._memory.forget_last()
         if call.paused or self._recorder.graphs.capturing:
             return
+        if call.snapshot is not None and call.finished:
+            self._recorder.guard(self._weights.measure_changed, call.snapshot.changed_buffers())
+            call.end = self._memory.sequence
         self.trained = self.trained or call.grad
         if call.snapshot is not None:
             now = self._weights.buffer_versions()

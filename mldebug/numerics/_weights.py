@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,6 +48,8 @@ class _Cast:
     buffers: list[Tensor]
     places: list[tuple[dict[str, Any], str]]  # of the buffers: the module's own table, name
     homes: list[weakref.ref[nn.Module]]  # the modules that have buffers
+    sites: dict[int, Site]  # of the plain buffers, by id
+    changed: tuple[list[int], list[Batch]] = ([], [])  # those that a forward changed last
     fresh: bool = True  # not measured yet
 
 
@@ -135,6 +138,23 @@ class Weights:
                 self._memory.record(watched.site(name, tensor.dtype, role), piece)
         return start, self._memory.sequence
 
+    def measure_changed(self, buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Record buffers that a forward may have changed, at its end: what made one bad can still be run again.
+
+        They come in pairs: what was there before, and what is there now.
+        """
+        cast = self._current()
+        ids = [id(now) for _, now in buffers]
+        if cast.changed[0] != ids:
+            groups: dict[int, list[tuple[Site, Tensor]]] = {}
+            for before, now in buffers:
+                site = cast.sites.get(id(before))
+                if site is not None and is_plain(now) and now.dtype is before.dtype and now.numel():
+                    groups.setdefault(now.get_device(), []).append((site, now))
+            cast.changed = ids, [Batch(device, False, pairs) for device, pairs in groups.items()]
+        for batch in cast.changed[1]:
+            self._memory.record_all(batch)
+
     def first_look(self, start: int, end: int) -> bool:
         """The verdict on what is there before the first forward; True if a parameter is bad. Waits for the device.
 
@@ -156,9 +176,12 @@ class Weights:
         return False
 
     def find(self, name: str) -> Tensor | None:
-        """The parameter or buffer of this dotted name."""
-        entries = self._current().entries
-        return next((tensor for watched, key, tensor, _ in entries if join_name(watched.name, key) == name), None)
+        """The parameter or buffer of this dotted name, as it is now."""
+        for watched, key, _, role in self._current().entries:
+            if join_name(watched.name, key) == name and (module := watched.ref()) is not None:
+                found: Tensor | None = (module._parameters if role == "parameter" else module._buffers).get(key)
+                return found
+        return None
 
     def remember_buffer(self, site: Site, stats: Stats, step: int) -> None:
         """A buffer that was never good counts only if something bad follows from it; until then it is set aside."""
@@ -208,6 +231,7 @@ class Weights:
                         places.setdefault(id(tensor), (table, name))
         groups: dict[tuple[int, bool], list[tuple[Site, Tensor]]] = {}
         odd: list[tuple[Watched, str, Tensor, Role]] = []
+        sites: dict[int, Site] = {}
         for entry in entries.values():
             watched, name, tensor, role = entry
             if watched.muted or join_name(watched.name, name) in self._aside or tensor.is_meta or not tensor.numel():
@@ -217,6 +241,8 @@ class Weights:
                 # A parameter that is trained is no mask: there -inf is as bad as the rest.
                 site.strict = role == "parameter" and tensor.requires_grad
                 groups.setdefault((tensor.get_device(), site.strict), []).append((site, tensor))
+                if role == "buffer":
+                    sites[id(tensor)] = site
             elif type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) or parts(tensor):
                 odd.append(entry)
         return _Cast(
@@ -232,6 +258,7 @@ class Weights:
             buffers=[entry[2] for entry in entries.values() if entry[3] == "buffer"],
             places=[places[key] for key, entry in entries.items() if entry[3] == "buffer"],
             homes=[weakref.ref(module) for _, module in owners if module._buffers],
+            sites=sites,
         )
 
 

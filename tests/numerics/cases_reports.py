@@ -155,6 +155,14 @@ def a_running_variance_of_one_sample() -> Made:
     return run(model, lambda i: torch.randn([3, 1, 3][i], 4))
 
 
+@op_trouble(3, step=1, phase="forward", module="f", kind="inf", op="aten.native_batch_norm", role="buffer",
+            cause="running statistics overflow", param="f.running_var")  # fmt: skip
+def a_sample_so_far_off_that_its_variance_overflows() -> Made:
+    model = chain(torch.relu)
+    model.f = nn.BatchNorm1d(4)
+    return run(model, lambda i: torch.randn(3, 4) * (1e25 if i == 1 else 1.0))
+
+
 @op_trouble(2, step=1, phase="forward", module="attn", kind="nan", cause="fully masked row",
             op=("aten._transformer_encoder_layer_fwd", "aten._softmax"))  # fmt: skip
 def encoder_layer_in_eval_over_a_sample_of_padding() -> Made:

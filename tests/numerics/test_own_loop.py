@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from mldebug import DebugUnderflowOverflow
 from mldebug.numerics import NumericsWarning
 
+from . import cases_reports  # noqa: F401 (it enters its cases)
+from .cases_ops import OP_TROUBLES
 from .kit import INF, NAN, Net, agrees, bits, train, watch
 
 MASK = torch.tensor([[False, False, True]])
@@ -303,3 +305,52 @@ def test_what_other_code_did_to_a_weight_is_not_the_update(make: Any) -> None:
 
     event = watch(model, run).event
     agrees(event, step=1, phase="optimizer", role="parameter", kind="inf", cause="")
+
+
+@pytest.mark.parametrize(
+    "name", ["a_running_variance_of_one_sample", "a_sample_so_far_off_that_its_variance_overflows"]
+)
+def test_what_spoiled_a_buffer_is_named(name: str, tmp_path: Path) -> None:
+    case = OP_TROUBLES[name]
+    model, step = case.make()
+
+    def run() -> None:
+        for i in range(case.steps):
+            step(i)
+
+    report = watch(model, run, dump_dir=tmp_path)
+    expect = {key: want for key, want in case.expect.items() if key != "cause"}
+    agrees(report.event, **expect, again="shown", batch=1)
+    assert report.frames_from == "replay" and "f " in "".join(report.frames)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "step1-rank0" / "repro.py"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1 and "nan or inf, at" in done.stdout
+
+
+def test_skip_gives_a_spoiled_buffer_back() -> None:
+    case = OP_TROUBLES["a_sample_so_far_off_that_its_variance_overflows"]
+    model, step = case.make()
+    with DebugUnderflowOverflow(model, on_event="skip") as recorder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(case.steps):
+            step(i)
+    assert recorder.report.dropped_steps == [1] and bool(torch.isfinite(model.f.running_var).all())
+
+
+def test_a_buffer_that_is_bad_from_the_start_and_written_in_each_forward() -> None:
+    class Scratch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("best", torch.full((1,), INF))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.best.copy_(torch.full((1,), INF))
+            return x
+
+    model = nn.Sequential(nn.Linear(4, 1), Scratch())
+    assert watch(model, lambda: train(model, steps=3)).event is None

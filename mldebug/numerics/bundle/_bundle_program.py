@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mldebug.core.errors import MldebugError
 from mldebug.numerics.ops._kept import KeptCall, extent
-from mldebug.numerics.ops._op_names import base_name, results_for_backward
+from mldebug.numerics.ops._op_names import RUNNING, base_name, results_for_backward
 from mldebug.numerics.ops._operands import changed_by, named, tensors_in
 
 if TYPE_CHECKING:
@@ -78,15 +78,17 @@ def program(call: KeptCall, verdict: str, precision: bool = False) -> tuple[str,
 def _results(call: KeptCall, code: str, names: Mapping[int, str]) -> str:
     """The line that runs the operation and makes a list of its results."""
     types = [str(returned.type) for returned in call.func._schema.returns]
+    changed = ", ".join(f"t[{names[id(tensor)]!r}]" for tensor in changed_by(call.func, call.args, call.kwargs))
     if not types:
-        changed = [f"t[{names[id(tensor)]!r}]" for tensor in changed_by(call.func, call.args, call.kwargs)]
-        return f"{code}\nresults = [{', '.join(changed)}]"
+        return f"{code}\nresults = [{changed}]"
     if types == ["Tensor"]:
         return f"results = [{code}]"
     if types == ["Tensor[]"]:
         return f"results = {code}"
-    first = "[:1]" if results_for_backward(base_name(str(call.func))) else ""
-    return f"results = [x for x in {code}{first} if isinstance(x, torch.Tensor)]"
+    base = base_name(str(call.func))
+    first = "[:1]" if results_for_backward(base) else ""
+    more = f" + [{changed}]" if base in RUNNING and changed else ""
+    return f"results = [x for x in {code}{first} if isinstance(x, torch.Tensor)]{more}"
 
 
 class _Writer:

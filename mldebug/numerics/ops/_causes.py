@@ -260,6 +260,13 @@ CAUSES: tuple[Cause, ...] = (
         phase="forward",
     ),
     Cause(
+        "running statistics overflow", "native_batch_norm cudnn_batch_norm miopen_batch_norm", "inf, finite operands",
+        "The mean or variance of this batch is beyond the range of its dtype, and the running statistics keep that: "
+        "training goes on, with outputs of 0, and evaluation is wrong from here on.",
+        "find the sample that is far off and keep it away from the forward; set running_mean and running_var back",
+        phase="forward",
+    ),
+    Cause(
         "norm of a constant",
         "native_layer_norm native_group_norm native_batch_norm fused_rms_norm",
         "nan, finite operands",

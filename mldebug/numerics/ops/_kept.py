@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mldebug.numerics._tensors import parts
-from mldebug.numerics.ops._op_names import base_name, results_for_backward
+from mldebug.numerics.ops._op_names import RUNNING, base_name, results_for_backward
 from mldebug.numerics.ops._operands import changed_by, tensors_in
 
 MAX_KEPT = 256 << 20  # bytes of operands that are kept of one step
@@ -44,8 +44,9 @@ class KeptCall:
         changed = {id(tensor) for tensor in changed_by(self.func, given, self.kwargs)}
         given = [_renewed(value, changed) for value in given]
         named = {name: _renewed(value, changed) for name, value in self.kwargs.items()}
-        results = list(tensors_in(self.func(*given, **named))) or changed_by(self.func, given, named)
-        return results[:1] if results_for_backward(base_name(str(self.func))) else results
+        results, base = list(tensors_in(self.func(*given, **named))), base_name(str(self.func))
+        results = results[:1] if results_for_backward(base) else results
+        return results + changed_by(self.func, given, named) if base in RUNNING or not results else results
 
 
 def keep_call(

@@ -53,6 +53,8 @@ SIGNS = words("neg abs mul sub rsub div")
 FIRST_RESULT = ("ctc_loss", "cudnn_ctc_loss", "scaled_dot_product", "native_layer_norm", "native_batch_norm",
                 "native_group_norm", "cudnn_batch_norm", "batch_norm_impl_index", "flash_attention",
                 "efficient_attention", "fused_rms_norm")  # fmt: skip
+# They update running statistics, and their schemas do not say so.
+RUNNING = words("native_batch_norm cudnn_batch_norm miopen_batch_norm")
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mldebug.numerics._tensors import parts
-from mldebug.numerics.ops._op_names import ATTENTION, base_name, words
+from mldebug.numerics.ops._op_names import ATTENTION, RUNNING, base_name, words
 from mldebug.numerics.ring._stats import LIMIT
 
 _SHOWN = 8  # operands of one operation that are kept
@@ -72,6 +72,10 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def changed_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors that an operation writes into."""
     schema = getattr(func, "_schema", None)
+    if schema is not None and base_name(str(func)) in RUNNING:  # in training, and its schema does not say so
+        given = dict(named(func, args, kwargs))
+        running = [given.get("running_mean"), given.get("running_var")]
+        return [t for t in running if isinstance(t, Tensor)] if given.get("training") else []
     if schema is None or not schema.is_mutable:
         return []
     found: list[Tensor] = []

@@ -67,6 +67,7 @@ class OpWatch(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
         self.precision: Origin | None = None  # the first operation after which positions are no longer distinct
         self.victim: Origin | None = None  # the first operation that took a bad value which nobody saw made
         self.fed: dict[str, Origin] = {}  # by the path of an input of the root: what made it bad before the forward
+        self.wrote: Origin | None = None  # what made the buffer bad that a replay asks for
         self.step = 0
         self._ledger = Ledger()
         self._nodes = Nodes()
@@ -112,6 +113,11 @@ class OpWatch(TorchDispatchMode):  # type: ignore[no-untyped-call,unused-ignore]
             if isinstance(leaf, Tensor):
                 part = name.partition(".")[2]
                 self._shown(leaf, loss=not part or "loss" in part)
+
+    def end_of_forward(self, buffer: str, output: Any) -> None:
+        """The forward of a replay is over: what wrote a buffer, which is put back afterwards."""
+        tensor = self._recorder.weights.find(buffer)
+        self.wrote = None if tensor is None else self.made(tensor)
 
     def made(self, tensor: Tensor) -> Origin | None:
         """What made a tensor bad, if that is known."""

@@ -179,10 +179,11 @@ class Judge:
     def _with_operation(self, found: Found, number: int, call: Call) -> Found:
         """The event of a forward with the operation behind it, by one more replay; or what came of the replay."""
         event, site = found.event, self._recorder.memory.site(number)
-        if event.phase != "forward" or event.role == "buffer" or self._recorder.ops is not None or site.owner is None:
+        before = event.role == "buffer" and number < call.first  # of the forward
+        if event.phase != "forward" or before or self._recorder.ops is not None or site.owner is None:
             return found
         if found.source == "replay":
-            watch, _ = self.operations(call)
+            watch, _ = self.operations(call, buffer=event.param if event.role == "buffer" else None)
             found = found if watch is None else self.refine(found, watch)
             return replace(found, event=replace(found.event, again="shown"))
         compiled = site.extremes or is_compiled(call)
@@ -192,10 +193,11 @@ class Judge:
         return replace(found, event=replace(event, again=again))
 
     def operations(
-        self, call: Call, kept: Kept | None = None, scale: float = 1.0, infinite: bool = False
-    ) -> tuple[OpWatch | None, str]:
+        self, call: Call, kept: Kept | None = None, scale: float = 1.0, infinite: bool = False,
+        buffer: str | None = None,
+    ) -> tuple[OpWatch | None, str]:  # fmt: skip
         """A look at every operation of a replay (and of its backward), or why there is none. With `infinite` -inf in
-        what the root returns is of consequence."""
+        what the root returns is of consequence; of a `buffer` it is told what wrote it."""
         from mldebug.numerics.ops._ops import OpWatch
 
         again = self.new_frames()
@@ -203,6 +205,8 @@ class Judge:
         watch = OpWatch(self._recorder, replay=True)
         watch.begin_step(call.step)
         then: Callable[[Any], object] | None = watch.returned if infinite else None
+        if buffer is not None:
+            then = functools.partial(watch.end_of_forward, buffer)
         if kept is not None:
             call = replace(call, snapshot=kept.snapshot)
             parameters = self._recorder.weights.parameters()
@@ -254,7 +258,10 @@ class Judge:
             bad = memory.bad([n for n in range(call.start, call.end) if memory.holds(n)])
             for number in bad:
                 site = memory.site(number)
-                if site.role == "buffer" and full_name(site) in call.new_names:
+                if site.role == "buffer" and number >= call.first:  # good at its entry, or known to be bad
+                    if full_name(site) not in weights.bad_buffers:
+                        return number, replace(call, new_names=frozenset(), same_step=True)
+                elif site.role == "buffer" and full_name(site) in call.new_names:
                     weights.remember_buffer(site, memory.stats([number])[0], call.step)
                 elif site.role != "input":
                     return number, call
@@ -288,7 +295,9 @@ class Judge:
         event = self._events.from_record(site, stats, call)
         frames, reason = self._replay(call)
         if site.role in ("parameter", "buffer"):
-            weights = [n for n in range(call.start, call.first) if memory.holds(n)]
+            in_forward = early is None and number >= call.first
+            weights = [n for n in range(*((call.first, call.end) if in_forward else (call.start, call.first)))]
+            weights = [n for n in weights if memory.holds(n) and memory.site(n).role in ("parameter", "buffer")]
             names = [full_name(memory.site(n)) for n in memory.bad(weights)]
             norms = self._recorder.gradients.of(event.step) if event.phase == "optimizer" else None
             if norms is not None:
@@ -298,7 +307,7 @@ class Judge:
                 unshown, again, why = self._unshown
                 if unshown == event.step:
                     event, reason = replace(event, again=again), why
-            if frames is None or frames.finding is None:
+            if frames is None or (frames.finding is None and not in_forward):
                 reason = reason or "it was found before the forward"
                 return Found(event, self.ring_frames(call, number), "ring", reason, bad_weights=names)
             return Found(event, list(frames.texts), "replay", reason if event.again else "", bad_weights=names)

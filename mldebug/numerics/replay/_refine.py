@@ -23,7 +23,7 @@ def refined(found: Found, ops: OpWatch, events: Events, weights: Weights) -> Fou
     data = event.role == "input" and event.module == "" and " of " not in event.name
     if data or (event.role == "buffer" and event.phase == "forward"):
         tensor = None if event.param is None else weights.find(event.param)
-        of_it = ops.fed.get(event.name) if data else None if tensor is None else ops.made(tensor)
+        of_it = ops.fed.get(event.name) if data else ops.wrote or (None if tensor is None else ops.made(tensor))
         if of_it is None:
             return found
         event = replace(event, op=of_it.op, operation=operation_of(of_it))

@@ -81,6 +81,12 @@ class Snapshot:
         self._objects.append((path, value, _fingerprint(value)))
         return value
 
+    def changed_buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """The buffers that the forward may have changed: what was there before it, and what is there now."""
+        copied = {id(buffer) for buffer, _ in self._buffers}
+        pairs = zip(self._all_buffers, (table.get(name) for table, name in self._places), strict=True)
+        return [(old, now) for old, now in pairs if now is not None and (now is not old or id(old) in copied)]
+
     def inputs_changed(self) -> bool:
         """Whether an input was changed in place since."""
         return any(tensor._version != version for _, tensor, version in self._tensors)
