@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _COST = 0.003  # of a core for each rank, at most, while the job moves
 _LATE = 10.0  # seconds that a look may take on a machine that is very busy
+_AGAIN = 2  # times that the last look before an alarm is taken again where a stack was not read in time
 
 
 class Looks:
@@ -86,11 +87,21 @@ class Looks:
             self.slow = found
         if not found.verdict.hung or now - self._kept[0][0] < self._timeout * 0.9 or self._span(0) < self._enough:
             return None
-        closer = self._look(pids, 2)
+        closer = self._closer(pids)
         if closer is None:
             return None
         found = self._judge([*(look for *_, look in self._kept), closer])
         return found if found.verdict.hung else None
+
+    def _closer(self, pids: Sequence[int]) -> Evidence | None:
+        """The look that an alarm rests on. A stack that was read before and is late now tells of a busy machine, and
+        without it another rank may seem to be at fault."""
+        read = {rank["pid"] for *_, look in self._kept for rank in look["ranks"] if rank["status"] == "ok"}
+        for _ in range(_AGAIN):
+            closer = self._look(pids, 2)
+            if closer is None or not any(one["status"] == "timeout" and one["pid"] in read for one in closer["ranks"]):
+                return closer
+        return self._look(pids, 2)
 
     def _span(self, first: int) -> float:
         """Seconds between the looks from this one on: what moves while a rank is looked at, and so stopped, tells
@@ -105,7 +116,7 @@ class Looks:
     def _look(self, pids: Sequence[int], samples: int) -> Evidence | None:
         """What is seen now. A job that ends under our eyes is no error, and neither is one that cannot be seen."""
         with contextlib.suppress(MldebugError):
-            evidence = collect(pids=pids, samples=samples, timeout=max(5.0, self._timeout / 2))
+            evidence = collect(pids=pids, samples=samples, timeout=max(_LATE, self._timeout / 2))
             annotate(evidence)
             self.count += 1
             return evidence

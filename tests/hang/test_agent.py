@@ -81,9 +81,9 @@ def test_a_heartbeat_that_moves_and_the_step(start: Start) -> None:
 
 
 def test_mark_alone_needs_no_thread(start: Start) -> None:
-    program = f"{READY}\nfor step in range(10**9):\n    mark(step)\n    time.sleep(0.01)"
+    program = f"mark(0)\n{READY}\nfor step in range(10**9):\n    mark(step)\n    time.sleep(0.01)"
     pid = start(program)
-    for _ in range(20):  # a busy machine may let it wait from one reading to the next
+    for _ in range(60):  # a busy machine may let it wait from one reading to the next
         (rank,) = look(pid)["ranks"]
         first, last = rank["progress"]["step"]
         if last > first:
@@ -101,8 +101,10 @@ threading.Thread(target=re.match, args=(r"(a+)+$", "a" * 64 + "!"), daemon=True)
 time.sleep(600)
 """
     pid = start(program)
-    time.sleep(1.2)
-    (rank,) = look(pid)["ranks"]
+    for _ in range(60):  # a busy machine may let the thread begin late
+        (rank,) = look(pid)["ranks"]
+        if len(set(rank["progress"]["heartbeat"])) == 1:
+            break
     os.kill(pid, signal.SIGKILL)
     assert len(set(rank["progress"]["heartbeat"])) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from mldebug.hang import _collect as collect_module
 from mldebug.hang._find import processes
 from mldebug.hang._page import WATCHED, reclaim_folders, start_ticks
 from mldebug.hang._watch import watch
+from mldebug.hang._watch_looks import Looks
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -286,6 +288,28 @@ def test_slow_jobs_are_left_alone(run_python: Run) -> None:
     done = run_python(benchmark, "--quick", timeout=250)
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1] == "3 of 3 left alone"
+
+
+def test_a_stack_that_is_late_when_the_alarm_is_near_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the stack of the culprit all others seem to wait for the network."""
+    whole = json.loads((PROGRAMS.parent / "evidence" / "skip_collective.json").read_text())
+    late = copy.deepcopy(whole)
+    for rank in late["ranks"]:
+        rank.pop("record", None)
+        if rank["rank"] == 2:
+            rank.update(status="timeout", samples=[])
+    closer = [late, whole]
+    monkeypatch.setattr(
+        "mldebug.hang._watch_looks.collect",
+        lambda *, samples, **_: closer.pop(0) if samples == 2 else copy.deepcopy(whole),
+    )
+    looks = Looks(1.0)
+    report = looks.look([1])
+    while report is None:
+        time.sleep(looks.pause)
+        report = looks.look([1])
+    assert (report.verdict.kind, report.verdict.culprits) == ("skipped-collective", (2,))
+    assert closer == []
 
 
 def test_no_alarm_where_nothing_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
