@@ -191,7 +191,7 @@ class DebugUnderflowOverflow(Scope):
         try:
             if alarm is not None or near is not None:
                 if near is not None and (alarm is None or near < alarm):
-                    self._respond.note_near(near)
+                    self._respond.notes.near(near)
                 found = None if alarm is None else self._judge.explain(calls)
                 if found is not None and found.event.phase == "forward":
                     forwards.bad_batch = found.event.batch
@@ -287,14 +287,11 @@ class DebugUnderflowOverflow(Scope):
 
     def note(self, text: str) -> None:
         """Add a note to the report, once."""
-        self._respond.notes[text] = None
+        self._respond.notes.add(text)
 
     def remark(self, text: str) -> None:
         """Add a note, and warn of it the first time."""
-        if text not in self._respond.notes:
-            self.note(text)
-            if self._respond.warning:
-                warn(f"mldebug: {text}")
+        self._respond.notes.remark(text)
 
     def quiet(self, warnings: bool = True, last_word: Callable[[NumericsReport], object] | None = None) -> None:
         """Print no reports by itself, and with `warnings` give none.
@@ -302,7 +299,7 @@ class DebugUnderflowOverflow(Scope):
         `last_word` shows the report of a rank that has to be ended, in another thread.
         """
         self._respond.printing = False
-        self._respond.warning = not warnings
+        self._respond.notes.warning = not warnings
         self._respond.last_word = last_word
 
     def batch_begins(self) -> None:
@@ -318,7 +315,7 @@ class DebugUnderflowOverflow(Scope):
     def found_live(self, live: Frames, call: Call) -> None:
         """Live frames have met a bad tensor."""
         if self.forwards.replaying:
-            self._judge.stop_replay()
+            self._judge.reruns.stop()
         elif call.batch not in self.trace_batch_nums:
             self.forwards.bad_batch = call.batch
             self._respond.handle(self._judge.from_live(live, call))

@@ -1,4 +1,4 @@
-"""What is done about an event: report, raise, warn, skip; the notes, the history and the output file."""
+"""What is done about an event: report, raise, warn, skip; the history and the output file."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ import torch
 from mldebug.core.errors import MldebugError
 from mldebug.core.report import write
 from mldebug.numerics._event import Event
-from mldebug.numerics._history import History, place_of
+from mldebug.numerics._history import History
+from mldebug.numerics._notes import Notes
 from mldebug.numerics._output import LinesFile
 from mldebug.numerics._reading import clean, doubt, read
 from mldebug.numerics._report import NumericsError, NumericsReport
 from mldebug.numerics._tell import say, warn
 from mldebug.numerics._tensors import parts
-from mldebug.numerics._weights import join_name
 from mldebug.numerics.distributed._together import named
-from mldebug.numerics.gradients._trends import trends, words
-from mldebug.numerics.ring._stats import LIMIT
+from mldebug.numerics.gradients._trends import trends
 
 if TYPE_CHECKING:
     from mldebug.numerics._recorder import DebugUnderflowOverflow
     from mldebug.numerics.distributed._together import Together
     from mldebug.numerics.replay._found import Found
-    from mldebug.numerics.ring._records import Watched
 
-_NEAR_NOTES = 8  # tensors near the limit of their dtype that a report names
 _DROPPED_STEPS = 10  # that a report names
 _DUMPS = 8  # events whose step is written to dump_dir
 _FULL_REPORTS = 3  # events of one run that are printed whole; then only at 10, 100, ...
@@ -54,7 +51,6 @@ class Responder:
         self._first: NumericsReport | None = None
         self._benign: Found | None = None  # an overflow of the loss scale: reported if nothing worse comes
         self._events = 0
-        self._near: dict[str, str] = {}  # place -> note
         self._frames: list[str] = []  # of the last live batch, or of a forward that did not return
         self._frames_from = self._why_ring = ""
         self._bad_forward = -1  # the last step with an event in its forward
@@ -62,9 +58,9 @@ class Responder:
         self._dropped: set[int] = set()  # steps whose gradients were taken away
         self.busy = False  # the user's own on_event is running
         self.user_error: BaseException | None = None  # what it raised: not our failure
-        self.notes: dict[str, None] = {}  # said once, in order
         self._quiet = False
-        self.printing = self.warning = True  # diagnose() turns both off, the command the first
+        self.printing = True  # diagnose() and the command turn it off
+        self.notes = Notes(recorder, self._history)
         self.last_word: Callable[[NumericsReport], object] | None = None  # shows the report of a rank that is ended
 
     # Events.
@@ -180,7 +176,7 @@ class Responder:
         from mldebug.numerics.bundle._bundle import dump
 
         note = dump(self._recorder.dump_dir, report, found.call, self._recorder.inputs)
-        self.notes[note] = None
+        self.notes.add(note)
         return replace(report, notes=[*report.notes, note])
 
     @contextlib.contextmanager
@@ -237,33 +233,6 @@ class Responder:
         )
 
     # Notes and history.
-
-    def note_near(self, number: int) -> None:
-        """A value close to its dtype's limit: said once a place."""
-        memory = self._recorder.memory
-        if not memory.holds(number):
-            return
-        site, stats = memory.site(number), memory.stats([number])[0]
-        place = place_of(site)
-        if place in self._near or site.role == "gradient":  # a loss scale is meant to bring gradients up there
-            return
-        limit = LIMIT[site.dtype]
-        note = (
-            f"overflow ahead: {place} reached {stats.absmax:.3g} at step {self._recorder.step}, "
-            f"{100 * stats.absmax / limit:.0f}% of what {str(site.dtype).removeprefix('torch.')} can hold ({limit:.4g})"
-        )
-        self._near[place] = note
-        if self.warning and len(self._near) <= 5:
-            warn(f"mldebug: {note}\nhint: {_NEAR_HINT}")
-
-    def note_underflow(self, owner: Watched, name: str) -> None:
-        """A gradient that has underflowed to zero: said once a parameter."""
-        note = f"underflow: the gradient of {join_name(owner.name, name)} is all zero in float16, below tiny ones"
-        if note not in self.notes:
-            self.notes[note] = None
-            if self.warning:
-                hint = "scale the loss (torch.amp.GradScaler) or train in bfloat16"
-                warn(f"mldebug: {note}\nhint: {hint}")
 
     def step_done(self, step: int) -> None:
         """An optimizer step is over: hand its numbers to `on_step` and to the output file, one step late."""
@@ -351,21 +320,8 @@ class Responder:
     def _build_own(self, found: Found | None) -> NumericsReport:
         recorder = self._recorder
         rows = self._history.rows(None if found is None else found.event)
-        before = None if found is None else found.event.batch
-        notes = [*list(self._near.values())[:_NEAR_NOTES], *self._history.notes(before), *self.notes]
-        if len(self._near) > _NEAR_NOTES:
-            notes.append(f"overflow ahead: {len(self._near) - _NEAR_NOTES} more tensors came near the limit")
-        if recorder.forwards.recomputed:
-            notes.append(
-                f"activation checkpointing ran {recorder.forwards.recomputed} modules again; not counted twice"
-            )
         found_trends = trends(recorder.gradients.taken())
-        notes += [words(trend) for trend in found_trends]
-        if scaled := recorder.scaling_note():
-            notes.append(scaled)
-        if recorder.weights.bad_buffers:
-            names = ", ".join(list(recorder.weights.bad_buffers)[:5])
-            notes.append(f"not finite from the start, and not counted unless something follows from it: {names}")
+        notes = self.notes.all(None if found is None else found.event.batch, found_trends)
         unsure = ""
         if found is not None:
             reading, hint = read(found.event, rows)
@@ -399,6 +355,3 @@ class Responder:
 
 def _is_finite(grad: torch.Tensor) -> bool:
     return all(bool(torch.isfinite(part).all()) for part in parts(grad))
-
-
-_NEAR_HINT = "scale these values down, or run this module in a wider dtype"

@@ -34,7 +34,7 @@ class Stepping:
             recorder.output_gradients.end_step(recorder.step)
         before = recorder.gradients.of(recorder.step - 1)
         if before is not None and (zero := before.underflow()) is not None:
-            self._respond.note_underflow(*zero)
+            self._respond.notes.underflow(*zero)
         if before is not None and before.scaled and not recorder.memory.on_host and recorder.ops is None:
             found = self._judge.scaling.judge(before, [])
             if found is not None:
@@ -49,7 +49,7 @@ class Stepping:
         note = self._underflow.look(self._judge, recorder.forwards.backwards.ran(), recorder.step)
         if not note:
             return
-        warned = any(known.startswith("underflow: the gradient of") for known in self._respond.notes)
+        warned = self._respond.notes.has("underflow: the gradient of")
         (recorder.note if warned else recorder.remark)(note)
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:

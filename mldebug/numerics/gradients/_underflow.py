@@ -37,8 +37,8 @@ class Underflow:
         if not due or due[-1] in self._done or not ran or not any(owner.half for owner, _, _ in owners):
             return ""
         self._done.update(due)
-        as_it_is = judge.gradients_again(ran[0], 1.0)
-        larger = judge.gradients_again(ran[0], 1.0 / _LARGER) if as_it_is else []
+        as_it_is = judge.reruns.gradients_again(ran[0], 1.0)
+        larger = judge.reruns.gradients_again(ran[0], 1.0 / _LARGER) if as_it_is else []
         trained = [
             owner for owner, param in zip(owners, self._weights.parameters(), strict=True) if param.requires_grad
         ]

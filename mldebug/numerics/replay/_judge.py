@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mldebug.numerics import _hub
 from mldebug.numerics._event import Again
 from mldebug.numerics._events import Events
 from mldebug.numerics._frames import PREFIX, Finding, Frames
 from mldebug.numerics._weights import full_name
 from mldebug.numerics.gradients._scaler import Scaling
 from mldebug.numerics.gradients._updates import Updates
-from mldebug.numerics.replay._collectives import NotReplayable
 from mldebug.numerics.replay._found import Found
 from mldebug.numerics.replay._refine import refined, up_to
+from mldebug.numerics.replay._reruns import Reruns
 from mldebug.numerics.replay._returned import comes_back_bad, computed_infinity, reaches_loss, returned_infinity
 from mldebug.numerics.ring._records import Call, Watched, is_compiled
 
@@ -35,10 +33,6 @@ if TYPE_CHECKING:
 NOT_SHOWN = "a replay of this forward did not show it"
 
 
-class _Stop(BaseException):
-    """Ends a replay at its finding. Not an Exception: a model that catches those must not catch this."""
-
-
 class Judge:
     """Explains the alarms of one recorder."""
 
@@ -47,7 +41,7 @@ class Judge:
         self._events = Events(recorder)
         self.scaling = Scaling(self)
         self.updates = Updates(recorder.weights)
-        self._with_all = False  # all ranks run the same forward again now
+        self.reruns = Reruns(recorder)
         self._unshown: tuple[int, Again, str] = (-1, "", "")  # a step with bad gradients: what its replay came to
 
     def explain(self, calls: Sequence[Call]) -> Found | None:
@@ -59,10 +53,6 @@ class Judge:
         if self._recorder.memory.site(number).owner is None and self._recorder.memory.early is None:
             return self._made_outside(number, call)
         return self._with_operation(self._explain(number, call), number, call)
-
-    def new_frames(self) -> Frames:
-        """Frames of a replay."""
-        return self._recorder.forwards.new_frames(live=False)
 
     def of_mask(self, mask: Finding, frames: Frames, call: Call) -> Found:
         """The event of a -inf that turned out to be no mask."""
@@ -118,7 +108,7 @@ class Judge:
                     return infinite
                 outside = replace(event, module=None, module_class="", name="gradient", param=None)
                 return replace(found, event=outside, reason="it came from code outside of the model")
-            watch, reason = (None, kept.reason) if kept.reason else self.operations(kept.call, kept)
+            watch, reason = (None, kept.reason) if kept.reason else self.reruns.operations(kept.call, kept)
             if reason:
                 reasons.append(reason)
             elif watch is not None and (origin := watch.verdict()) is not None:
@@ -133,11 +123,11 @@ class Judge:
 
     def with_all(self, kept: Kept, found: Found | None) -> Found | None:
         """Run a sharded forward again while all ranks do; the event with what came of that."""
-        self._with_all = True
+        self.reruns.with_all = True
         try:
-            watch, reason = self.operations(replace(kept.call, snapshot=kept.snapshot))
+            watch, reason = self.reruns.operations(replace(kept.call, snapshot=kept.snapshot))
         finally:
-            self._with_all = False
+            self.reruns.with_all = False
         if found is None:
             return None
         if watch is None:
@@ -157,24 +147,13 @@ class Judge:
         """The event of a backward that is bad without the loss scale too; None if it is fine or cannot be run again."""
         if kept.reason or not all(bool(torch.isfinite(grad).all()) for grad in kept.grads.values()):
             return None  # it came in bad: the loss or its scale, which only time can tell
-        watch, _ = self.operations(kept.call, kept, scale)
+        watch, _ = self.reruns.operations(kept.call, kept, scale)
         origin = None if watch is None else watch.verdict()
         if origin is None:
             return None
         return Found(
             replace(self._events.from_origin(origin), again="shown"), [], "", call=origin.again or origin.not_kept
         )
-
-    def gradients_again(self, kept: Kept, scale: float) -> list[torch.Tensor | None]:
-        """The gradients of the parameters, from a backward that runs again with the loss divided by `scale`; [] where
-        it cannot."""
-        made: list[torch.Tensor | None] = []
-        parameters = self._recorder.weights.parameters()
-        frames = self.new_frames()
-        frames.done = True
-        call = replace(kept.call, snapshot=kept.snapshot)
-        reason = self.run(call, frames, then=lambda output: made.extend(kept.differentiate(output, parameters, scale)))
-        return [] if reason else made
 
     def _with_operation(self, found: Found, number: int, call: Call) -> Found:
         """The event of a forward with the operation behind it, by one more replay; or what came of the replay."""
@@ -183,7 +162,7 @@ class Judge:
         if event.phase != "forward" or before or self._recorder.ops is not None or site.owner is None:
             return found
         if found.source == "replay":
-            watch, _ = self.operations(call, buffer=event.param if event.role == "buffer" else None)
+            watch, _ = self.reruns.operations(call, buffer=event.param if event.role == "buffer" else None)
             found = found if watch is None else self.refine(found, watch)
             return replace(found, event=replace(found.event, again="shown"))
         compiled = site.extremes or is_compiled(call)
@@ -191,29 +170,6 @@ class Judge:
         if found.reason != NOT_SHOWN:
             again = "not replayable"
         return replace(found, event=replace(event, again=again))
-
-    def operations(
-        self, call: Call, kept: Kept | None = None, scale: float = 1.0, infinite: bool = False,
-        buffer: str | None = None,
-    ) -> tuple[OpWatch | None, str]:  # fmt: skip
-        """A look at every operation of a replay (and of its backward), or why there is none. With `infinite` -inf in
-        what the root returns is of consequence; of a `buffer` it is told what wrote it."""
-        from mldebug.numerics.ops._ops import OpWatch
-
-        again = self.new_frames()
-        again.done = True  # nothing to look at but operations, and no reason to stop
-        watch = OpWatch(self._recorder, replay=True)
-        watch.begin_step(call.step)
-        then: Callable[[Any], object] | None = watch.returned if infinite else None
-        if buffer is not None:
-            then = functools.partial(watch.end_of_forward, buffer)
-        if kept is not None:
-            call = replace(call, snapshot=kept.snapshot)
-            parameters = self._recorder.weights.parameters()
-            then = functools.partial(kept.differentiate, parameters=parameters, scale=scale)
-        with watch:
-            reason = self.run(call, again, then=then)
-        return (None, reason) if reason else (watch, "")
 
     def without_replay(self, calls: Sequence[Call]) -> tuple[Found, list[Callable[[], None]]] | None:
         """What can be said at once, when a replay was interrupted."""
@@ -224,9 +180,6 @@ class Judge:
         memory = self._recorder.memory
         event = self._events.from_record(memory.site(number), memory.stats([number])[0], call)
         return Found(event, self.ring_frames(call, number), "ring", "the replay was interrupted"), []
-
-    def stop_replay(self) -> None:
-        raise _Stop
 
     def ring_frames(self, call: Call, last: int) -> list[str]:
         """Frames of outputs only, up to record `last`, from what the ring still holds."""
@@ -293,7 +246,7 @@ class Judge:
         early = memory.early
         site, stats = early[1:] if early is not None else (memory.site(number), memory.stats([number])[0])
         event = self._events.from_record(site, stats, call)
-        frames, reason = self._replay(call)
+        frames, reason = self.reruns.frames(call)
         if site.role in ("parameter", "buffer"):
             in_forward = early is None and number >= call.first
             weights = [n for n in range(*((call.first, call.end) if in_forward else (call.start, call.first)))]
@@ -344,13 +297,13 @@ class Judge:
         if not inputs and not buffers:
             return None
         tensors = [t for name in buffers if (t := self._recorder.weights.find(name)) is not None]
-        clean, _ = self._replay(call, inputs=bool(inputs), buffers=tensors)
+        clean, _ = self.reruns.frames(call, inputs=bool(inputs), buffers=tensors)
         if clean is None:
             return None
         if clean.finding is not None:
             return Found(self._events.from_finding(clean.finding, call), list(clean.texts), "replay")
         if inputs and buffers:
-            only, _ = self._replay(call, inputs=True)
+            only, _ = self.reruns.frames(call, inputs=True)
             inputs = inputs if only is not None and only.finding is None else []
         if inputs:
             memory = self._recorder.memory
@@ -367,44 +320,3 @@ class Judge:
         memory = self._recorder.memory
         numbers = [n for n in range(call.start, call.end) if memory.holds(n) and memory.site(n).role == "input"]
         return memory.bad(numbers)
-
-    def _replay(
-        self, call: Call, *, inputs: bool = False, buffers: Sequence[torch.Tensor] = ()
-    ) -> tuple[Frames | None, str]:
-        """Frames of a replay (with finite values for bad inputs and buffers), or why there is none."""
-        if call.snapshot is None:
-            return None, call.replay_reason or "its inputs were not kept"
-        frames = self.new_frames()
-        frames.begin_batch(call.batch)
-        reason = self.run(call, frames, inputs, buffers)
-        return (None, reason) if reason else (frames, "")
-
-    def run(
-        self, call: Call, frames: Frames, inputs: bool = False, buffers: Sequence[torch.Tensor] = (),
-        then: Callable[[Any], object] | None = None,
-    ) -> str:  # fmt: skip
-        """Replay a call into frames; "" or why it could not be done."""
-        forwards, snapshot = self._recorder.forwards, call.snapshot
-        assert snapshot is not None
-        if snapshot.needs_all and not self._with_all:
-            return snapshot.needs_all
-        saved = forwards.call, forwards.live
-        _hub.replaying = (self._recorder, threading.get_ident())
-        forwards.replaying = True
-        forwards.call, forwards.live = replace(call, snapshot=None, paused=False), frames
-        try:
-            snapshot.run(inputs, buffers, then, self._with_all)
-        except _Stop:
-            pass
-        except NotReplayable as reason:
-            return str(reason)
-        except torch.OutOfMemoryError:
-            return "out of memory"
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"[:200]
-        finally:
-            _hub.replaying = None
-            forwards.replaying = False
-            forwards.call, forwards.live = saved
-            self._recorder.memory.forget_last()
-        return ""

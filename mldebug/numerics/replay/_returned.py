@@ -26,26 +26,26 @@ def returned_infinity(judge: Judge, call: Call, harms: Callable[[Any], bool]) ->
     """
     if call.snapshot is None or call.snapshot.needs_all:
         return None
-    again = judge.new_frames()
+    again = judge.reruns.new_frames()
     again.begin_batch(call.batch)
     bad: list[bool] = []
     with MinusInfinity(again) as watch:
-        judge.run(call, again, then=lambda output: bad.append(harms(output)))
+        judge.reruns.run(call, again, then=lambda output: bad.append(harms(output)))
     made = next((mask for mask in again.masks if mask.owner is watch.origin), None) if any(bad) else None
     if made is None:
         return None
     found = judge.of_mask(made, again, call)
-    operations, _ = judge.operations(call, infinite=True)
+    operations, _ = judge.reruns.operations(call, infinite=True)
     found = found if operations is None else judge.refine(found, operations)
     return replace(found, event=replace(found.event, again="shown"))
 
 
 def computed_infinity(judge: Judge, call: Call) -> Watched | None:
     """The module that first computed a -inf, by a replay under a look at every operation."""
-    again: Frames = judge.new_frames()
+    again: Frames = judge.reruns.new_frames()
     watch = MinusInfinity(again)
     with watch:
-        judge.run(call, again)
+        judge.reruns.run(call, again)
     return watch.origin
 
 
