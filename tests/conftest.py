@@ -10,12 +10,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.with_torch import WithTorch
 
 # Before any test imports a library that looks at them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -68,7 +70,10 @@ LONG = (
     "hang/test_live.py",
 )
 # Processes that a library starts once, for as long as this one lives.
-LASTING = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker")
+LASTING = (
+    "multiprocessing.resource_tracker", "multiprocessing.forkserver", "torch/_inductor/compile_worker",
+    "tests/with_torch.py",
+)  # fmt: skip
 HERE = Path(__file__).parent
 
 pytest_plugins = ["mldebug.testing"]  # run_python, run_ranks, the same seeds for each test
@@ -108,6 +113,31 @@ def leaves_no_process_behind() -> Iterator[None]:
         time.sleep(0.05)
     if left:
         pytest.fail("left behind by this file: " + "; ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def run_torch(pytestconfig: pytest.Config) -> Iterator[Callable[..., Any]]:
+    """As `run_python`, for programs of which neither the start nor the imports are looked at, and which load torch:
+    they are forked from a process that has loaded it."""
+
+    def run(
+        what: str | Path,
+        *args: str | Path,
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        input: str | None = None,
+    ) -> Any:
+        head = [str(what)] if isinstance(what, Path) or what.startswith("-") else ["-c", what]
+        path = os.pathsep.join(filter(None, [str(pytestconfig.rootpath), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **(env or {})}
+        try:
+            return python.run([*head, *map(str, args)], timeout=timeout, env=environment, cwd=cwd, input=input)
+        except TimeoutError as late:
+            pytest.fail(str(late), pytrace=False)
+
+    with WithTorch() as python:
+        yield run
 
 
 @pytest.fixture

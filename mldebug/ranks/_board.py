@@ -6,6 +6,7 @@ node if all ranks are on it, a store at MASTER_ADDR:MASTER_PORT. No call on it w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import json
@@ -62,6 +63,7 @@ class StoreBoard:
 
     def __init__(self, store: Any, *, serves: bool = False) -> None:
         self._store, self.serves = store, serves
+        self._awaited: list[str] | None = None
 
     def write(self, name: str, note: Note) -> None:
         with _told(self._store):
@@ -76,6 +78,20 @@ class StoreBoard:
     def claim(self, name: str, note: Note) -> Note:
         with _told(self._store):
             return _loads(self._store.compare_set(_PREFIX + name, "", json.dumps(note)))
+
+    def stay_for(self, names: list[str]) -> None:
+        """At exit, keep the store that this process has for others until they have left these notes: those of the
+        last call, before which they have seen all others."""
+        if self._awaited is None:
+            atexit.register(self._stay, os.getpid())
+        self._awaited = names
+
+    def _stay(self, pid: int, seconds: float = 10.0) -> None:
+        end, names = time.monotonic() + seconds, self._awaited or []
+        with contextlib.suppress(MldebugError, KeyboardInterrupt):
+            while names and os.getpid() == pid and time.monotonic() < end:
+                names = [name for name in names if self.read(name) is None]
+                time.sleep(0.05 if names else 0.0)
 
 
 _PREFIX = "mldebug/"
@@ -156,15 +172,6 @@ def _told(store: Any) -> Any:
 def _loads(text: bytes | str) -> Note:
     note = json.loads(text)
     return note if isinstance(note, dict) else {}
-
-
-def stay_for(board: Board, names: list[str], seconds: float = 10.0) -> None:
-    """Keep the store that this process has for others, until they have left these notes: called at exit."""
-    end = time.monotonic() + seconds
-    with contextlib.suppress(MldebugError, KeyboardInterrupt):
-        while names and time.monotonic() < end:
-            names = [name for name in names if board.read(name) is None]
-            time.sleep(0.05)
 
 
 def write_quietly(board: Board, name: str, note: Note) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import time
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.scope import Scope
 from mldebug.ranks._alive import Beat, Pause, Watched, card, named
-from mldebug.ranks._board import Board, Note, StoreBoard, board_for, stay_for, write_quietly
+from mldebug.ranks._board import Board, Note, StoreBoard, board_for, write_quietly
 from mldebug.ranks._files import ticks
 from mldebug.ranks._mounts import kind_of
 from mldebug.ranks._site import base_of, count, site_of_caller, site_of_function
@@ -205,12 +204,12 @@ class _Gate:
         self._beat.stop()
         failed = exc is not None and not isinstance(exc, GeneratorExit)
         note = {**self._card, "state": "failed" if failed else "done"}
+        if isinstance(self._board, StoreBoard) and self._board.serves:
+            note["serves"] = True
+            self._board.stay_for([f"{self._key}/told/{one}" for one in self._ranks or [] if one != self._me.rank])
         if failed:
             note["error"] = f"{type(exc).__name__}: {_text(exc)}"[:2000]
             write_quietly(self._board, self._key, note)
-            if isinstance(self._board, StoreBoard) and self._board.serves:
-                told = [f"{self._key}/told/{one}" for one in self._ranks or [] if one != self._me.rank]
-                atexit.register(stay_for, self._board, told)
             return
         try:
             self._board.write(self._key, note)
@@ -233,8 +232,9 @@ class _Gate:
                             "waited for it",
                             f"its own output says more; was it out of memory? `dmesg -T | tail` on {note['host']}",
                         )
-                if note["state"] == "failed":
+                if note["state"] != "in" and note.get("serves"):  # it stays until all of us know
                     write_quietly(self._board, f"{self._key}/told/{self._me.rank}", {"told": True})
+                if note["state"] == "failed":
                     raise MldebugError(
                         f"{named(note)} failed in the block that goes first ({note['site']}): {note['error']}",
                         "its own output has the traceback; the block was not run on the other ranks",

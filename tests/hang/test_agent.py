@@ -155,9 +155,11 @@ threading.Thread(target=threading.Event().wait, name="helper", daemon=True).star
 inner()
 """
     pid = start(program)
-    time.sleep(1.5)  # the agent looks at the names of threads once a second
     monkeypatch.setattr(collect_module, "dump", lambda *_args, **_options: Stacks("no-permission", "not permitted"))
-    (rank,) = look(pid)["ranks"]
+    for _ in range(60):  # the agent looks at the names of threads once a second
+        (rank,) = look(pid)["ranks"]
+        if all({"MainThread", "helper"} <= {one["name"] for one in sample["threads"]} for sample in rank["samples"]):
+            break
     assert rank["status"] == "ok"
     for sample in rank["samples"]:
         threads = {thread["name"]: [frame["name"] for frame in thread["frames"]] for thread in sample["threads"]}

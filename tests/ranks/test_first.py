@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from mldebug.ranks._board import StoreBoard
 from mldebug.ranks._files import FolderBoard
 from mldebug.ranks._first import spans
 from mldebug.ranks._world import Who
+from tests.at_once import AtOnce
 
 from .rank_kit import PROGRAMS, clean, finish, free_port, start, torchrun
 
@@ -163,38 +166,50 @@ def folders() -> set[str]:
     return {one for one in names if one.split(".")[1:2] == [str(os.getpid())]}
 
 
-def nodes(case: str, **more: str) -> tuple[list[tuple[int, str, str]], dict[tuple[int, str], float]]:
+Nodes = Callable[[str], "tuple[list[tuple[int, str, str]], dict[tuple[int, str], float]]"]
+
+
+@pytest.fixture
+def nodes(run_torch: Callable[..., Any]) -> Nodes:
     """Four ranks as on two nodes (two agents on one machine are told apart by GROUP_RANK), without torchrun."""
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "x", **more}
-    ranks = numbered(4, per_node=2, **common)
-    for one in ranks:
-        one["GROUP_RANK"] = str(int(one["RANK"]) // 2)
-    ended = finish(start([FIRST, *case.split()], ranks), 90)
-    return ended, times("".join(one[1] for one in ended))
+
+    def run(case: str) -> tuple[list[tuple[int, str, str]], dict[tuple[int, str], float]]:
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "x"}
+        ranks = numbered(4, per_node=2, **common)
+        for one in ranks:
+            one["GROUP_RANK"] = str(int(one["RANK"]) // 2)
+        with AtOnce(4) as runs:
+            for at, one in enumerate(ranks):
+                runs.add(at, lambda one=one: run_torch(FIRST, *case.split(), timeout=90, env=clean(**one)))
+            done = [runs[at] for at in range(4)]
+        ended = [(one.returncode, one.stdout, one.stderr) for one in done]
+        return ended, times("".join(one[1] for one in ended))
+
+    return run
 
 
 class TestTwoNodes:
     """By a store that rank 0 makes at MASTER_ADDR, as under srun."""
 
-    def test_local(self) -> None:
+    def test_local(self, nodes: Nodes) -> None:
         ended, seen = nodes("local")
         assert [one[0] for one in ended] == [0] * 4, ended
         assert_main_first(seen, "block", 0, [1])
         assert_main_first(seen, "block", 2, [3])
         assert seen[2, "block-begins"] < seen[0, "block-ends"]  # nodes do not wait for each other
 
-    def test_a_path_of_the_node(self) -> None:
+    def test_a_path_of_the_node(self, nodes: Nodes) -> None:
         ended, seen = nodes("path /proc")
         assert [one[0] for one in ended] == [0] * 4, ended
         assert_main_first(seen, "block", 0, [1])
         assert_main_first(seen, "block", 2, [3])
 
-    def test_a_path_that_nodes_share(self) -> None:
+    def test_a_path_that_nodes_share(self, nodes: Nodes) -> None:
         ended, seen = nodes("path fake:shared,shared")
         assert [one[0] for one in ended] == [0] * 4, ended
         assert_main_first(seen, "block", 0, [1, 2, 3])
 
-    def test_a_path_of_which_nobody_can_say(self) -> None:
+    def test_a_path_of_which_nobody_can_say(self, nodes: Nodes) -> None:
         """Right for both: rank 0 before all, and the first of each node before the others of that node."""
         ended, seen = nodes("path fake:unknown,unknown")
         assert [one[0] for one in ended] == [0] * 4, ended
@@ -202,7 +217,7 @@ class TestTwoNodes:
         assert_main_first(seen, "block", 2, [3])
         assert all("is on shinyfs at /, which may be shared by nodes or not" in one[2] for one in ended)
 
-    def test_nodes_that_disagree(self) -> None:
+    def test_nodes_that_disagree(self, nodes: Nodes) -> None:
         begin = time.monotonic()
         ended, _ = nodes("path fake:local,shared")
         assert sorted({one[0] for one in ended[:2]} | {one[0] for one in ended[2:]}) == [0, 1]
@@ -210,18 +225,23 @@ class TestTwoNodes:
         assert re.search(r"is not the same on all nodes: \w+ \(\w+\) for rank \d on", said)
         assert time.monotonic() - begin < 55
 
-    def test_the_store_of_rank_0_serves_the_process_group_too(self) -> None:
+    def test_the_store_of_rank_0_serves_the_process_group_too(self, nodes: Nodes) -> None:
         ended, seen = nodes("late-store")
         assert [one[0] for one in ended] == [0] * 4, ended
         for what in ("block", "again"):
             assert_main_first(seen, what, 0, [1, 2, 3])
         assert all((one, "sum-4-of-4") in seen for one in range(4))
 
-    def test_an_error_of_the_rank_that_has_the_store(self) -> None:
+    def test_an_error_of_the_rank_that_has_the_store(self, nodes: Nodes) -> None:
         ended, _ = nodes("error")
         assert [one[0] for one in ended] == [1] * 4
         for one in ended[1:]:
             assert re.search(r"rank 0 \(host \S+, pid \d+\) failed in .*: ValueError: shard 7 is", one[2]), one
+
+    def test_rank_0_stays_until_the_others_know_that_it_has_left(self, nodes: Nodes) -> None:
+        ended, seen = nodes("at-the-end")
+        assert [one[0] for one in ended] == [0] * 4, ended
+        assert all((one, "came") in seen for one in range(4))
 
     def test_rank_0_that_never_comes(self) -> None:
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -231,19 +251,19 @@ class TestTwoNodes:
 
 
 class TestTorchrun:
-    def run(self, *args: str, status: int = 0, **more: str) -> tuple[dict[tuple[int, str], float], str]:
-        command = torchrun(FIRST, *args)
-        done = subprocess.run(command, env=clean(**more), capture_output=True, text=True, timeout=110, check=False)
+    def run(self, case: str, ranks: int, status: int = 0) -> tuple[dict[tuple[int, str], float], str]:
+        command = torchrun(FIRST, case, ranks=ranks)
+        done = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=110, check=False)
         assert done.returncode == status, done.stderr
         return times(done.stdout), done.stderr
 
     def test_without_a_process_group(self) -> None:
-        seen, _ = self.run("plain")
+        seen, _ = self.run("plain", ranks=3)
         for number in range(3):
-            assert_main_first(seen, f"block{number}", 0, [1, 2, 3])
+            assert_main_first(seen, f"block{number}", 0, [1, 2])
 
     def test_with_one_and_its_groups_and_a_store_that_is_given(self) -> None:
-        seen, _ = self.run("gloo")
+        seen, _ = self.run("gloo", ranks=4)
         for what in ("block0", "block1", "block2", "by-store"):
             assert_main_first(seen, what, 0, [1, 2, 3])
         assert_main_first(seen, "by-group", 0, [2])
@@ -252,7 +272,7 @@ class TestTorchrun:
 
     def test_an_error_reaches_all_ranks_after_a_restart_too(self) -> None:
         begin = time.monotonic()
-        seen, err = self.run("error", status=1)
+        seen, err = self.run("error", ranks=2, status=1)
         assert (0, "block-ends") in seen and (1, "block-begins") not in seen
         assert "ValueError: shard 7 is" in err
         assert time.monotonic() - begin < 60

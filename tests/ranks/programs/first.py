@@ -56,6 +56,10 @@ if case in ("plain", "gloo"):
         with main_process_first(group=odd if me % 2 else even, timeout=60):
             work("by-group", main=me % 2)
         dist.destroy_process_group()
+elif case == "at-the-end":  # rank 0, which has the store, has nothing else to do
+    time.sleep(0 if me == 0 else 1.0)
+    with main_process_first(timeout=20):
+        say("came")
 elif case == "local":
     with local_main_process_first(timeout=60):
         work("block", main=me - local_rank())
