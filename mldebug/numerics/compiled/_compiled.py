@@ -90,7 +90,7 @@ def _step(order: Tensor, optimizer: int, before: bool) -> None:
     found = _OPTIMIZERS[optimizer]()
     for recorder in list(_hub_of().RECORDERS):
         if found is not None:
-            (recorder.before_step if before else recorder.after_step)(found)
+            (recorder.before_step if before else recorder.steps.over)(found)
 
 
 _library.impl("record", _record, "CompositeExplicitAutograd")
