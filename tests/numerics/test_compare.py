@@ -60,6 +60,18 @@ def test_fp32_and_bf16_part_nowhere(build: Any, training: bool) -> None:
     assert report.dtype == "bfloat16"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("first", [False, True], ids=["b", "a"])
+def test_what_a_module_rounds_before_it_hands_it_on(dtype: torch.dtype, first: bool) -> None:
+    model = llama()
+    other = copy.deepcopy(model)
+    mlp = other.model.layers[1].mlp
+    as_written = mlp.forward
+    mlp.forward = lambda x: as_written(x.to(dtype).float())
+    report = compare(other, model, IDS) if first else compare(model, other, IDS)
+    assert (report.kind, report.module) == ("between", "model.layers.1.mlp.gate_proj"), report.text()
+
+
 def test_bf16_rotary_positions() -> None:
     model, ids = llama(max_position_embeddings=1024), torch.randint(0, 64, (1, 512))
     right = in_bf16(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,6 +97,41 @@ def test_a_loss_that_is_differentiated_without_backward(by_hand: bool) -> None:
     assert torch.autograd.grad is before
     agrees(event, phase="forward", module=None, role="loss", op="aten.log")
     assert (event.batch, event.operation.cause) == (2, "log of zero")
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "kind", "op", "cause"),
+    [
+        (lambda y: y.sum() / torch.zeros(()), ("nan", "inf"), "aten.div.Tensor", "division by zero"),
+        (lambda y: (y - y).sum() / 0, "nan", "aten.div.Tensor", "division by zero"),
+        (
+            lambda y: (y.half() / torch.zeros(4, 1).half()).float().mean(),
+            ("nan", "inf"),
+            "aten.div.Tensor",
+            "division by zero",
+        ),
+        (lambda y: (y - y).reciprocal().mean(), "inf", "aten.reciprocal", "division by zero"),
+        (lambda y: torch.rsqrt(y - y).mean(), "inf", "aten.rsqrt", "division by zero"),
+        (lambda y: torch.exp(y + 100).mean(), "inf", "aten.exp", "exp overflow"),
+    ],
+    ids=["tensor", "number", "half", "reciprocal", "rsqrt", "exp"],
+)
+def test_the_operation_of_a_loss_whose_operands_the_graph_does_not_keep(
+    loss_of: Any, kind: Any, op: str, cause: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    event = watch(model, lambda: loss_of(model(torch.randn(4, 4))).backward(), dump_dir=str(tmp_path)).event
+    agrees(event, phase="forward", module=None, role="loss", op=op, kind=kind)
+    assert event.operation.cause == cause
+
+
+def test_a_division_by_zero_that_comes_after_what_is_bad_is_not_it() -> None:
+    model = nn.Linear(4, 2)
+    event = watch(model, lambda: (torch.log(model(torch.zeros(4, 4)) * 0) / torch.zeros(())).mean().backward()).event
+    agrees(event, role="loss", op="aten.log")
+    event = watch(model, lambda: (model(torch.ones(4, 4)) / torch.full((), NAN)).mean().backward()).event
+    agrees(event, role="loss", op=None)
 
 
 def test_what_is_differentiated_for_the_data_is_no_loss() -> None:

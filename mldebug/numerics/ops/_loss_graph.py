@@ -1,4 +1,5 @@
-"""The operation behind a bad loss: of some the graph keeps all operands for the backward, so they can run again."""
+"""The operation behind a bad loss: of some the graph keeps all operands for the backward, so they can run again; of
+others what is enough to know, a divisor or the result."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from mldebug.numerics._event import Operation
 from mldebug.numerics.ops._causes import cause_of
 from mldebug.numerics.ops._kept import KeptCall, keep_call
 from mldebug.numerics.ops._op_names import short_name
-from mldebug.numerics.ops._operands import describe, facts_of, named
-from mldebug.numerics.ops._origins import FINE, NAN, state_of
+from mldebug.numerics.ops._operands import Operand, describe, facts_of, named
+from mldebug.numerics.ops._origins import FINE, INF, NAN, state_of
 
 _NODES = 10_000  # of a graph that are looked at
 _SIGN = 1 << 63  # a graph keeps negative numbers as unsigned ones
@@ -42,6 +43,15 @@ _AGAIN = {
     "NllLoss2DBackward0": _aten.nll_loss2d_forward.default,
     "MeanBackward0": _aten.mean.default,
 }
+# Nodes that keep their result alone, and what an inf in it says of the operand. An inf that comes in gives 0 in the
+# first two, so theirs is their own; in the others it would pass, so these count in wide dtypes only.
+_RESULTS = {
+    "ReciprocalBackward0": (_aten.reciprocal.default, "a zero divisor"),
+    "RsqrtBackward0": (_aten.rsqrt.default, "a zero divisor"),
+    "ExpBackward0": (_aten.exp.default, "finite operands"),
+    "Expm1Backward0": (_aten.expm1.default, "finite operands"),
+}
+_WIDE = (torch.float32, torch.float64)
 _FROM_DATA = {"target", "weight"}
 _TAKES_INFINITY = ("NllLossBackward0", "NllLoss2DBackward0")  # the logit of a class that is masked is -inf
 
@@ -61,7 +71,7 @@ def operation_of_loss(loss: Tensor, after: int, keep: bool) -> LossOperation | N
     before its backward.
 
     Only nodes with a sequence number of `after` and more are looked at: those of the code after the model. None where
-    no node that keeps its operands did it. `keep` asks for a copy of these.
+    no node that keeps enough to know did it. `keep` asks for a copy of the operands.
     """
     stack, seen = [loss.grad_fn], set[Any]()
     while stack and len(seen) < _NODES:
@@ -74,7 +84,7 @@ def operation_of_loss(loss: Tensor, after: int, keep: bool) -> LossOperation | N
     with torch.no_grad():
         for node in sorted(seen, key=lambda node: node._sequence_nr()):
             try:
-                found = _again(node, keep)
+                found = _again(node, keep) or _divided_by_zero(node, loss) or _by_its_result(node)
             except RuntimeError:  # freed, or of a kind that is not read here
                 continue
             if found is not None:
@@ -110,6 +120,41 @@ def _again(node: Any, keep: bool) -> LossOperation | None:
     )
     again = keep_call(func, tuple(args), kwargs, [result], {}) if keep else None
     return LossOperation(operation, kind, result.dtype, again)
+
+
+def _divided_by_zero(node: Any, loss: Tensor) -> LossOperation | None:
+    """A division by something that is not learned: the graph does not keep what was divided, and by zero nothing is
+    finite."""
+    if node.name() != "DivBackward0" or node._saved_self is not None or (other := node._saved_other) is None:
+        return None
+    if state_of(other) != FINE or not bool((other == 0).any()):
+        return None
+    kind = "nan" if state_of(loss) == NAN else "inf"
+    pairs = [("other", other)]
+    facts = facts_of("aten.div.Tensor", pairs, [loss], kind) - {"finite operands"} | {"a zero divisor"}
+    return _without_operands(_aten.div.Tensor, describe(pairs), facts, kind, loss.dtype)
+
+
+def _by_its_result(node: Any) -> LossOperation | None:
+    func, fact = _RESULTS.get(node.name(), (None, ""))
+    if func is None:
+        return None
+    result = node._saved_result
+    if state_of(result) != INF or (fact == "finite operands" and result.dtype not in _WIDE):
+        return None
+    facts = facts_of(str(func), [], [result], "inf") | {fact}
+    return _without_operands(func, describe([("result", result)]), facts, "inf", result.dtype)
+
+
+def _without_operands(
+    func: Any, known: tuple[Operand, ...], facts: frozenset[str], kind: str, dtype: torch.dtype
+) -> LossOperation:
+    cause = cause_of(short_name(func), "", "forward", facts)
+    operation = Operation(
+        op=short_name(func), operands=known, results=(), facts=tuple(sorted(facts)), victim=False,
+        cause="" if cause is None else cause.key,
+    )  # fmt: skip
+    return LossOperation(operation, kind, dtype, "the graph of the loss does not keep its operands")
 
 
 def _arguments(node: Any, func: Any) -> tuple[list[Any], dict[str, Any]] | None:
