@@ -71,14 +71,14 @@ class Values:
         if recorder.ops is not None:
             recorder.ops.returned(losses)
             return
-        batch, watched = forwards.batches - 1, recorder.filter
+        batch, watched = max(forwards.batches - 1, 0), recorder.filter  # 0 where parts of the model are called alone
         if forwards.bad_batch == batch or watched.measured < watched.modules:
             return
         for loss in losses:
             if loss.is_cpu and not math.isfinite(abs(loss.item())):  # it may be complex
                 if trains_others(loss, recorder.weights.parameters()):
                     return
-                kept = forwards.backwards.of_batch(batch)
+                kept = forwards.backwards.of_batch(batch) if forwards.batches else forwards.backwards.last()
                 if kept is not None and is_compiled(kept.call) and not kept.returned_fine():
                     return  # it may be what compiled code returned, if not what its modules did: gradients lead to that
                 if kept is not None:
@@ -94,6 +94,8 @@ class Values:
         from mldebug.numerics.ops._loss_graph import operation_of_loss
 
         found = operation_of_loss(loss, kept.last, self._recorder.dump_dir is not None)
+        if not self._recorder.forwards.batches:
+            self._found = None  # of an earlier step: its number is the same
         if found is not None and self.operation_of(kept.call.batch) is None:
             self._found = kept.call.batch, found
 
@@ -117,3 +119,5 @@ class Values:
         """An optimizer has stepped."""
         self._forwards.micro_batch = 0
         self._forwards.trained = self._scaled = False
+        if not self._forwards.batches:
+            self._forwards.bad_batch = -1

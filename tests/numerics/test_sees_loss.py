@@ -44,6 +44,26 @@ def test_check_takes_nested_values_and_needs_no_recorder() -> None:
     assert "heads" in event.name
 
 
+def test_a_loss_of_a_model_whose_parts_are_called_by_themselves() -> None:
+    model = nn.ModuleDict({"encoder": nn.Linear(4, 4), "head": nn.Linear(4, 1)})
+    opt = torch.optim.SGD(model.parameters(), 1e-3)
+    events: list[Any] = []
+
+    def run() -> None:
+        for i in range(6):
+            opt.zero_grad()
+            y = model["head"](model["encoder"](torch.randn(3, 4)))
+            loss = torch.log(y - y).mean() if i == 1 else y.mean() + (NAN if i == 3 else 0.0)
+            loss.backward()
+            if i not in (1, 3):
+                opt.step()
+
+    watch(model, run, on_event=events.append)
+    agrees(events[0], batch=0, step=1, phase="forward", module=None, role="loss", kind="inf", op="aten.log")
+    agrees(events[1], step=2, phase="forward", module=None, role="loss", kind="nan", op=None)
+    assert len(events) == 2
+
+
 def test_the_loss_of_a_model_output_by_itself() -> None:
     model = tiny("gpt2", dropout=0.0)
     batch = tokens()

@@ -96,6 +96,9 @@ class Backwards:
     def of_batch(self, batch: int) -> Kept | None:
         return next((kept for kept in self._kept if kept.call.batch == batch), None)
 
+    def last(self) -> Kept | None:
+        return self._kept[-1] if self._kept else None
+
     def restore_buffers(self) -> None:
         """Give the buffers that the forwards of this step changed their values from before."""
         for kept in reversed(self._kept):
