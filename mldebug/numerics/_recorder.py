@@ -238,24 +238,33 @@ class DebugUnderflowOverflow(Scope):
         self.ranks.heed(stepping=True)
         if self.ops is not None:
             self.judge_operations(scaler)
-        self._respond.drop_if_bad(optimizer, scaler, self.owns(optimizer))
+        step = self.steps.current(optimizer)
+        dropped = self._respond.drop_if_bad(optimizer, scaler, self.owns(optimizer), step)
         if self.owns(optimizer):
-            self.guard(self._stepping.before, optimizer, scaler)
-            if self.memory.on_host and self.ops is None:  # a device is not waited for
-                self.guard(self._judge_step, scaler)
-                self.guard(self._stepping.look_for_underflow)
+            self.guard(self._look_at_gradients, optimizer, scaler, step, dropped)
             self.forwards.backwards.clear()
 
-    def _judge_step(self, scaler: Any) -> None:
-        found = self._judge.before_step(self.step, scaler, self.forwards.backwards)
+    def _look_at_gradients(self, optimizer: torch.optim.Optimizer, scaler: Any, step: int, dropped: bool) -> None:
+        new = self._stepping.before(optimizer, scaler, step)
+        if not new or dropped or self.ops is not None or not self.memory.on_host:  # a device is not waited for
+            return
+        found = self._judge.before_step(step, scaler, self.forwards.backwards)
         if found is not None:
             self._respond.handle(found)
         else:
             self.ranks.listen()
+        self._stepping.look_for_underflow(step)
+
+    def judge_dropped(self, optimizer: torch.optim.Optimizer, step: int) -> None:
+        """The gradients of this step are about to be taken away, as they are not finite: that is an event."""
+        self.gradients.take(step, self.batch_number, optimizer)
+        found = self._judge.dropped(step, self.forwards.backwards)
+        if found is not None:
+            self._respond.handle(found)
 
     def judge_gradients(self) -> Event | None:
         """For diagnose(), which may wait: the event in the gradients of this step, if there is one."""
-        self.guard(self.gradients.take, self.step)
+        self.guard(self.gradients.take, self.step, self.batch_number)
         norms = self.gradients.of(self.step)
         found = None if norms is None else self._judge.from_gradients(norms)
         return None if found is None else self._respond.handle(found)

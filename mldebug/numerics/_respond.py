@@ -53,7 +53,7 @@ class Responder:
         self._events = 0
         self._frames: list[str] = []  # of the last live batch, or of a forward that did not return
         self._frames_from = self._why_ring = ""
-        self._bad_forward = -1  # the last step with an event in its forward
+        self._bad_step = -1  # the last step with an event in its forward or backward
         self._drop = ""  # "yes" from a bad forward until the next one begins
         self._dropped: set[int] = set()  # steps whose gradients were taken away
         self.busy = False  # the user's own on_event is running
@@ -73,10 +73,10 @@ class Responder:
             self._benign = self._benign or found
             return event
         follows = self._follows(event)
-        if event.phase == "forward":
-            self._bad_forward = event.step
-        elif event.role == "parameter":  # as the forward that has just run had it
-            self._bad_forward = self._recorder.step
+        if event.role == "parameter" and event.phase != "forward":  # as the forward that has just run had it
+            self._bad_step = self._recorder.step
+        elif event.phase in ("forward", "backward"):
+            self._bad_step = event.step
         if follows:
             for name in found.bad_weights:
                 self._recorder.weights.set_aside(name)
@@ -110,7 +110,7 @@ class Responder:
             self._raise(report)
         else:
             if self._on_event == "skip":
-                self._drop = "yes"
+                self._drop = "" if event.phase == "backward" else "yes"  # an optimizer with good gradients may step
                 for give_back in restore:
                     give_back()
             if told:
@@ -118,8 +118,8 @@ class Responder:
         return event
 
     def _follows(self, event: Event) -> bool:
-        """Whether a bad forward that has been told of made this of the gradients and weights of its step."""
-        return event.step == self._bad_forward and event.phase in ("backward", "optimizer") and event.op is None
+        """Whether a bad forward or backward that has been told of made this of the gradients or weights of its step."""
+        return event.step == self._bad_step and event.phase in ("backward", "optimizer") and event.op is None
 
     def _raise(self, report: NumericsReport) -> NoReturn:
         if self._recorder.ranks.together is not None:
@@ -129,6 +129,10 @@ class Responder:
     @property
     def raises(self) -> bool:
         return self._on_event == "raise"
+
+    @property
+    def drops(self) -> bool:
+        return self._on_event == "skip"
 
     def announce(self, found: Found, waits: bool = False) -> None:
         """Tell the other ranks of an event; with `waits` this one goes on to its optimizer step before it stops."""
@@ -191,24 +195,32 @@ class Responder:
             if exc is not None and self._events > before and self._first is not None and hasattr(exc, "add_note"):
                 exc.add_note(f"mldebug: before this, {self._first.verdict}")
 
-    def drop_if_bad(self, optimizer: torch.optim.Optimizer, scaler: Any, ours: bool) -> None:
-        """on_event="skip": take the gradients of a bad batch away, so that the optimizer has nothing to apply.
+    def drop_if_bad(self, optimizer: torch.optim.Optimizer, scaler: Any, ours: bool, step: int) -> bool:
+        """on_event="skip": take the gradients of a bad batch away, so that the optimizer has nothing to apply; whether
+        that was done.
 
         A batch is bad if its forward was, or if its gradients are not finite; looking at those waits for backward.
         In a distributed job all ranks drop it if it is bad on one.
         """
-        if self._on_event != "skip" or self._recorder.steps.inside_scaler(optimizer, scaler):
-            return
+        together = self._recorder.ranks.together if ours else None
+        if self._on_event != "skip":
+            if together is not None and not any(user.ranks.drops for user in together.users):
+                together.abstain()
+            return False
+        if self._recorder.steps.inside_scaler(optimizer, scaler):
+            return False
         grads = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         scaled = scaler is not None and scaler.is_enabled()  # inf from the loss scale: the scaler sees it by itself
         bad = self._drop == "yes" or not (scaled or all(_is_finite(p.grad) for p in grads))
-        together = self._recorder.ranks.together if ours else None
         said = None if together is None else together.agree(self._recorder, bad)
         if said is None and together is not None:  # only what all ranks see may decide: averaged gradients
+            self.notes.remark(_NOT_ALL)
             said = not (scaled or all(_is_finite(p.grad) for p in grads))
         sure = bad if said is None else said
         if not grads or not sure:
-            return
+            return False
+        if ours and not scaled and not self._drop and step not in self._dropped:
+            self._recorder.guard(self._recorder.judge_dropped, optimizer, step)
         if sure and not bad:
             self._recorder.forwards.backwards.restore_buffers()
         if scaled:
@@ -218,7 +230,8 @@ class Responder:
                 scaler.unscale_(optimizer)
         for param in grads:
             param.grad = None
-        self._dropped.add(self._recorder.step)
+        self._dropped.add(step)
+        return True
 
     def batch_begins(self) -> None:
         """Another training forward: the script may have skipped the bad batch by itself."""
@@ -282,7 +295,7 @@ class Responder:
         """The recorder is attached, for the first time or again: what it found before is another run's."""
         self._first = self._benign = None
         self._events = 0
-        self._bad_forward = -1
+        self._bad_step = -1
         if self._lines is not None:
             self._lines.open()
 
@@ -355,3 +368,9 @@ class Responder:
 
 def _is_finite(grad: torch.Tensor) -> bool:
     return all(bool(torch.isfinite(part).all()) for part in parts(grad))
+
+
+_NOT_ALL = (
+    'on_event="skip" is not agreed on by all ranks: some have no recorder with it, or have not answered. They are not '
+    "waited for again; from here on each rank drops a step only for gradients that are not finite"
+)

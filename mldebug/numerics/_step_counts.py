@@ -20,6 +20,8 @@ class StepCounts:
         self._given = False  # by diagnose(); else optimizer steps are counted
         self._counts: dict[int, int] = {}  # id(optimizer) -> its steps
         self._in_scaler: dict[int, int] = {}
+        self._together: set[int] = set()  # ids of the optimizers that have stepped since the last training forward
+        self._step = 0  # which step these made
 
     def enter_scaler(self, optimizer: torch.optim.Optimizer) -> None:
         """A GradScaler that holds it is about to step."""
@@ -28,6 +30,12 @@ class StepCounts:
     def inside_scaler(self, optimizer: torch.optim.Optimizer, scaler: Any) -> bool:
         """Whether this is the step that a GradScaler makes, which was looked at before."""
         return scaler is None and id(optimizer) in self._in_scaler
+
+    def current(self, optimizer: torch.optim.Optimizer) -> int:
+        """Which step this optimizer is about to make: that of the others that have stepped since the last forward."""
+        others = self._together - {id(optimizer)}
+        alone = self._recorder.forwards.trained or id(optimizer) in self._together or not others
+        return self._recorder.step if alone else self._step
 
     def over(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
         """A step of an optimizer, or of a GradScaler holding one, is over."""
@@ -46,11 +54,15 @@ class StepCounts:
         optimizer: two optimizers of one model step together."""
         recorder = self._recorder
         recorder.weights.due = True
+        step = self._step = self.current(optimizer)
+        if recorder.forwards.trained:
+            self._together.clear()
+        self._together.add(id(optimizer))
         count = self._add(optimizer)
         recorder.values.step_over()
         recorder.tell_unmatched()
         if look:
-            recorder.guard(self._stepping.after, optimizer)
+            recorder.guard(self._stepping.after, optimizer, step)
         if count > recorder.step and not self._given:
             self._respond.step_done(recorder.step)
             recorder.step = count
@@ -61,6 +73,7 @@ class StepCounts:
         if self._given and step != recorder.step:
             self._respond.step_done(recorder.step)
         self._given = True
+        self._together.clear()
         recorder.step = step
         recorder.values.step_over()
         recorder.weights.due = True
@@ -79,6 +92,10 @@ class StepCounts:
             first = step == 1 and bool(self._counts)
             new = self._recorder.forwards.micro_batch > 0 and not first
             self._counts[key] = step if new else max(step - 1, 0)
-            self._recorder.when_dead(optimizer, self._counts.pop, key, None)
+            self._recorder.when_dead(optimizer, self._forget, key)
         self._counts[key] += 1
         return self._counts[key]
+
+    def _forget(self, key: int) -> None:
+        self._counts.pop(key, None)
+        self._together.discard(key)

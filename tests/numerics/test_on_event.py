@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mldebug import DebugUnderflowOverflow, MldebugError, NumericsError
 
@@ -125,6 +125,75 @@ def test_skip_of_an_accumulated_step() -> None:
         assert (recorder.step, recorder.batch_number) == (3, 6)
     assert all(torch.isfinite(p).all() for p in model.parameters())
     agrees(recorder.report.event, step=1, micro_batch=0)
+
+
+class RootOfZero(nn.Module):
+    """Its forward is finite, its gradient is not where the input is 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x) * x[0, 0]
+        return self.down(torch.where(h > 0, h.abs().sqrt(), 0.0))
+
+
+@pytest.mark.parametrize("way", ["plain", "compiled", "one of two"])
+def test_skip_of_a_step_whose_gradients_are_bad_is_an_event(way: str) -> None:
+    torch.manual_seed(0)
+    model = RootOfZero()
+    called: Any = torch.compile(model, backend="aot_eager") if way == "compiled" else model
+    groups = [model.up.parameters(), model.down.parameters()] if way == "one of two" else [model.parameters()]
+    optimizers = [torch.optim.SGD(group, 1e-2) for group in groups]
+    events = []
+    with DebugUnderflowOverflow(called, on_event="skip") as recorder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(4):
+            before = bits(model.up), bits(model.down)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            called(torch.full((6, 4), 0.0 if i == 2 else 1.0)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            if i == 2:
+                assert bits(model.up) == before[0] and (bits(model.down) == before[1]) == (way != "one of two")
+            events.append(recorder.report.events)
+    agrees(recorder.report.event, step=2, phase="backward", kind="nan", op="SqrtBackward0", again="shown", module="")
+    assert recorder.report.event.operation.cause == "gradient of sqrt at zero"
+    assert events == [0, 0, 1, 1] and recorder.report.dropped_steps == [2]
+
+
+def test_the_gradients_of_two_optimizers_that_step_together() -> None:
+    torch.manual_seed(0)
+    model, events = RootOfZero(), []
+    optimizers = [torch.optim.SGD(part.parameters(), 1e-2) for part in (model.up, model.down)]
+    with DebugUnderflowOverflow(model, on_event=events.append):
+        for i in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            model(torch.full((6, 4), 0.0 if i == 2 else 1.0)).square().mean().backward()
+            if i == 3:
+                break
+            for optimizer in optimizers:
+                optimizer.step()
+    assert len(events) == 1, "what the bad gradients made of the weights follows from them"
+    agrees(events[0], step=2, batch=2, phase="backward", op="SqrtBackward0", again="shown")
+
+
+def test_skip_of_gradients_that_do_not_come_again_is_an_event_too() -> None:
+    model = Net()
+    opt = torch.optim.SGD(model.parameters(), 1e-2)
+    with DebugUnderflowOverflow(model, on_event="skip") as recorder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(3):
+            opt.zero_grad()
+            model(torch.ones(2, 4)).mean().backward()
+            if i == 1:
+                next(model.parameters()).grad.view(-1)[0] = NAN
+            opt.step()
+    agrees(recorder.report.event, step=1, phase="backward", kind="nan", again="did not reproduce")
+    assert recorder.report.dropped_steps == [1]
 
 
 def test_the_report_says_what_was_skipped() -> None:

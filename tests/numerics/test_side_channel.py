@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -137,3 +139,86 @@ def test_what_counts_as_inside_a_collective(function: Callable[[], None], found:
     frame = sys._current_frames()[thread.ident]
     where = _deadline._collective(frame, thread.ident, idle=True, device=None)
     assert (found in where) if found else where == "", where
+
+
+OTHER_RANK = """
+import sys, time
+import torch.distributed as dist
+from mldebug.numerics.distributed._together import Together
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
+rank = Together(dist.PrefixStore("job", store), 1, 2, 1)
+while not rank.channel.neighbours._entered:
+    time.sleep(0.01)
+rank.channel.ask(lambda store: store.add("there", 1), 30)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def with_other(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Together, subprocess.Popen[bytes]]]:
+    """This rank, and the process of another one that takes part."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    one = Together(dist.PrefixStore("job", store), 0, 2, 1)
+    other = subprocess.Popen([sys.executable, "-c", OTHER_RANK, str(store.port)])
+    try:
+        while not one.channel.ask(lambda store: one.channel.neighbours._entered and store.add("there", 0), 30):
+            assert other.poll() is None
+            time.sleep(0.05)
+        yield one, other
+    finally:
+        other.kill()
+        other.wait()
+        one.channel.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_known_to_be_gone_is_not_waited_for(
+    with_other: tuple[Together, subprocess.Popen[bytes]], how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = with_other
+    monkeypatch.setattr("mldebug.numerics.distributed._together.GIVE_UP", 300.0)
+    other.send_signal(how)
+    began = time.monotonic()
+    one.wait_for_others()
+    assert time.monotonic() - began < 150, "it gave up, and did not know"
+
+
+def test_nobody_votes_with_a_rank_that_has_died(
+    with_other: tuple[Together, subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = with_other
+    monkeypatch.setattr("mldebug.numerics.distributed._together._WAIT", 300.0)
+    other.kill()
+    recorder: Any = one
+    one.users.append(recorder)
+    began = time.monotonic()
+    assert one.agree(recorder, False) is None and one.agree(recorder, False) is None
+    assert time.monotonic() - began < 150
+
+
+def test_a_rank_that_says_that_it_goes_is_counted_once(pair: tuple[Together, Together]) -> None:
+    a, b = pair
+    for one in pair:
+        while not one.channel.neighbours._entered:
+            time.sleep(0.02)
+    b.channel.close()
+    assert a.channel.ask(lambda store: store.add("gone", 0), 30) == 1
+    a.channel.neighbours._known[99] = "1 0"  # a process that has never been
+    for _ in range(3):
+        a.channel.neighbours._next = 0.0
+        a.channel.ask(a.channel.neighbours.look, 30)
+    assert a.channel.ask(lambda store: store.add("gone", 0), 30) == 2
+
+
+def test_a_rank_that_drops_nothing_keeps_nobody_waiting(
+    pair: tuple[Together, Together], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_WAIT", "_FIRST_WAIT"):
+        monkeypatch.setattr(f"mldebug.numerics.distributed._together.{name}", 300.0)
+    recorder: Any = pair[0]
+    pair[0].users.append(recorder)
+    pair[1].abstain()
+    began = time.monotonic()
+    assert pair[0].agree(recorder, False) is None and pair[0].agree(recorder, True) is None
+    assert time.monotonic() - began < 150

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from mldebug.numerics.distributed._neighbours import Neighbours
+
 POLL = 0.25  # seconds between two looks at the log
 _GOODBYE = 1.0  # seconds that the host of the store waits for the others before it takes the store away
 
@@ -46,6 +48,7 @@ class Channel:
         self._name = name
         self._heard = heard
         self._look = look
+        self.neighbours = Neighbours()
         self._pid = os.getpid()
         self._wake = threading.Condition()
         self._jobs: deque[_Question] = deque()
@@ -111,6 +114,7 @@ class Channel:
             store = _own_client(self._store, self._name)
             if store is not None:
                 store.add("hello", 1)
+                self.neighbours.enter(store)
                 while self._turn(store):
                     pass
         except Exception:  # the store is gone, and with it most likely the job
@@ -163,6 +167,7 @@ class Channel:
         return True
 
     def _say_goodbye(self, store: Any) -> None:
+        self.neighbours.leave(store)
         store.add("gone", 1)
         if not self._hosts or store.add("hello", 0) == store.add("gone", 0):
             return

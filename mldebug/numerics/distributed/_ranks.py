@@ -28,6 +28,11 @@ class Ranks:
         """Whether an event on any rank ends the run on this one."""
         return self._respond.raises
 
+    @property
+    def drops(self) -> bool:
+        """Whether a bad batch is left out on this one."""
+        return self._respond.drops
+
     def heed(self, stepping: bool = False) -> None:
         """Stop where another rank asks for it: before a forward, or with `stepping` before an optimizer steps."""
         self.together = together = _together.of_job(self._recorder)

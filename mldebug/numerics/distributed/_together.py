@@ -15,6 +15,7 @@ import torch
 
 from mldebug.core.world import world
 from mldebug.numerics._event import Event, Operation
+from mldebug.numerics.distributed._asked import answer_to, decision, declare, ranks_here, together_or_alone, vote
 from mldebug.numerics.distributed._channel import Channel, Entry
 from mldebug.numerics.distributed._deadline import Deadline, in_join
 from mldebug.numerics.ops._operands import Operand
@@ -68,6 +69,7 @@ class Together:
         self._deadline: Deadline | None = None
         self._agreed: dict[int, int] = {}  # id of a recorder -> batches that were agreed on
         self._alone = False  # there is no agreeing on batches: some rank does not take part
+        self._abstains = False  # this one does not, and has said so
         self._joined = False  # this rank has no more batches, and takes part in the collectives of those that have
         self.channel = Channel(store, rank, _name(serial), self._heard, self._look)
 
@@ -117,7 +119,7 @@ class Together:
         key, end = f"unshown/{self._round}/{step}", time.monotonic() + 3.0
         self.channel.tell(lambda store: store.add(key, 1))
         while self.asked is None and time.monotonic() < end and self.channel.news(1.0):
-            if self.asked is not None or self.channel.ask(lambda store: store.add(key, 0) >= _here(store), 1.0):
+            if self.asked is not None or self.channel.ask(lambda store: store.add(key, 0) >= ranks_here(store), 1.0):
                 return
             time.sleep(0.02)
 
@@ -136,10 +138,10 @@ class Together:
         The answer is written once, by the first to know it, so all do the same.
         """
         key, end, answer = f"{what}/{self._round}", time.monotonic() + _READY, ""
-        self.channel.tell(functools.partial(_declare, at=key, size=self.size, refused=why_not))
+        self.channel.tell(functools.partial(declare, at=key, size=self.size, refused=why_not))
         while not answer and self.channel.open:
             late = time.monotonic() > end
-            answer = self.channel.ask(functools.partial(_decision, at=key, late=late), 2.0) or ""
+            answer = self.channel.ask(functools.partial(decision, at=key, late=late), 2.0) or ""
             time.sleep(0 if answer else 0.005)
         return "" if answer == "go" else answer or "the other ranks could not be reached"
 
@@ -170,9 +172,13 @@ class Together:
         key, end = f"ready/{self._round}", (self.since or time.monotonic()) + GIVE_UP
         self.channel.tell(lambda store: store.add(key, 1))
         while time.monotonic() < end and self.channel.open:
-            if self.channel.ask(lambda store: store.add(key, 0) >= _here(store), 1.0):
+            if self.channel.ask(functools.partial(self._all_ready, at=key), 1.0):
                 return
             time.sleep(0.05)
+
+    def _all_ready(self, store: Any, at: str) -> bool:
+        self.channel.neighbours.look(store)
+        return bool(store.add(at, 0) >= ranks_here(store) - self.channel.neighbours.stopped())
 
     # A batch that is to be dropped.
 
@@ -186,18 +192,24 @@ class Together:
             self._alone = True
             return None
         at = f"batch/{self.users.index(recorder)}/{number}"
-        answer = self.channel.ask(lambda store: _vote(store, at, bad), 5.0)
+        answer = self.channel.ask(lambda store: vote(store, at, bad), 5.0)
         end = time.monotonic() + _WAIT
         pause = 0.0005
         while not answer and self.channel.open:
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
             late = time.monotonic() > end
-            answer = self.channel.ask(functools.partial(_answer, at=at, late=late), 5.0)
+            answer = self.channel.ask(functools.partial(self._answer, at=at, late=late), 5.0)
         if answer in ("drop", "keep"):
             return bool(answer == "drop")
         self._alone = True
         return None
+
+    def abstain(self) -> None:
+        """Say, once, that no recorder of this rank drops batches: nobody need wait for its word."""
+        if not self._abstains:
+            self._abstains = True
+            self.channel.tell(lambda store: store.add("abstain", 1))
 
     def _all_here(self) -> bool:
         """Whether every rank takes part: decided once, by the first to know."""
@@ -206,13 +218,17 @@ class Together:
         end = time.monotonic() + _FIRST_WAIT
         while self.channel.open:
             late = time.monotonic() > end
-            answer = self.channel.ask(functools.partial(_together_or_alone, size=self.size, late=late), 5.0)
+            answer = self.channel.ask(functools.partial(together_or_alone, size=self.size, late=late), 5.0)
             if answer:
                 return bool(answer == "together")
             time.sleep(0.02)
         return False
 
     # In the channel's thread.
+
+    def _answer(self, store: Any, at: str, late: bool) -> str:
+        self.channel.neighbours.look(store)
+        return answer_to(store, at, late)
 
     def _heard(self, entry: Entry) -> None:
         if entry["kind"] == "raised" and entry["round"] >= self._round and entry["rank"] != self.rank:
@@ -335,52 +351,6 @@ def _event(given: dict[str, Any]) -> Event:
 def _operand(given: dict[str, Any]) -> Operand:
     shape = given["shape"]
     return Operand(**{**given, "shape": None if shape is None else tuple(shape)})
-
-
-# Asked of the store.
-
-
-def _here(store: Any) -> int:
-    """How many ranks take part."""
-    return int(store.add("hello", 0) - store.add("gone", 0))
-
-
-def _vote(store: Any, at: str, bad: bool) -> str:
-    if bad:
-        return str(store.compare_set(f"{at}/answer", "", "drop").decode())
-    if store.add(f"{at}/fine", 1) >= store.add("hello", 0):
-        return str(store.compare_set(f"{at}/answer", "", "keep").decode())
-    return ""
-
-
-def _answer(store: Any, at: str, late: bool) -> str:
-    if store.check([f"{at}/answer"]):
-        return str(store.get(f"{at}/answer").decode())
-    if late or store.add("gone", 0) or store.add("joined", 0):  # somebody will not come any more
-        return str(store.compare_set(f"{at}/answer", "", "alone from here").decode())
-    return ""
-
-
-def _declare(store: Any, at: str, size: int, refused: str) -> None:
-    if refused:
-        store.compare_set(f"{at}/answer", "", f"on one rank {refused}")
-    elif store.add(f"{at}/ready", 1) >= size:
-        store.compare_set(f"{at}/answer", "", "go")
-
-
-def _decision(store: Any, at: str, late: bool) -> str:
-    if late:
-        return str(store.compare_set(f"{at}/answer", "", "not all ranks were ready for it").decode())
-    return str(store.get(f"{at}/answer").decode()) if store.check([f"{at}/answer"]) else ""
-
-
-def _together_or_alone(store: Any, size: int, late: bool) -> str:
-    if store.check(["batches"]):
-        return str(store.get("batches").decode())
-    if late or store.add("hello", 0) >= size:
-        said = "alone" if store.add("hello", 0) < size else "together"
-        return str(store.compare_set("batches", "", said).decode())
-    return ""
 
 
 def named(peers: Iterable[Peer]) -> list[dict[str, Any]]:

@@ -116,6 +116,7 @@ class Gradients:
         self._pinned: dict[torch.device, Tensor] = {}  # host memory for the copies of the last steps
         self._triton: dict[torch.device, TritonNorms | None] = {}
         self._row = 0
+        self._batches = -1  # forwards at the last time
 
     def of(self, step: int) -> GradientNorms | None:
         return next((norms for norms in reversed(self._taken) if norms.step == step), None)
@@ -128,10 +129,11 @@ class Gradients:
         """Those of the steps that are remembered, oldest first."""
         return list(self._taken)
 
-    def take(self, step: int, optimizer: torch.optim.Optimizer | None = None, scaler: Any = None) -> None:
-        """Enqueue the norms of the gradients there are now; once per step. Nothing is read."""
-        if self._taken and self._taken[-1].step == step:
-            return
+    def take(self, step: int, batches: int, optimizer: torch.optim.Optimizer | None = None, scaler: Any = None) -> bool:
+        """Enqueue the norms of the gradients there are now, once per step and count of forwards; whether that was done.
+        Nothing is read."""
+        if self._taken and self._taken[-1].step == step and self._batches == batches:
+            return False
         owners = self._weights.parameter_owners()
         grads: list[Any] = [param.grad for param in self._weights.parameters()]
         groups: list[list[Tensor]] = [grads]
@@ -146,7 +148,8 @@ class Gradients:
             flat = [owners[i] for group in by_device.values() for i in group]
             norms = self._norms([[grads[i] for i in group] for group in by_device.values()]) or []
         if not norms:
-            return
+            return False
+        self._batches = batches
         state, values = _scaler_state(scaler, optimizer)
         if values:
             with torch.no_grad():
@@ -156,6 +159,7 @@ class Gradients:
         events = [cuda.current_stream(norm.device).record_event() for norm in norms if norm.is_cuda]
         self._row = (self._row + 1) % _STEPS
         self._taken.append(GradientNorms(step, flat, copies, events, state))
+        return True
 
     def _norms(self, groups: list[list[Tensor]]) -> list[Tensor] | None:
         """A vector of L2 norms per group; None where some gradients are sparse, complex or on another device."""

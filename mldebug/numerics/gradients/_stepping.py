@@ -26,37 +26,39 @@ class Stepping:
         self._underflow = Underflow(recorder.weights)
         self._rounding = Rounding(recorder.weights)
 
-    def before(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
-        """Take the norms of the gradients. Those of the step before have long arrived: what they show is told."""
+    def before(self, optimizer: torch.optim.Optimizer, scaler: Any, step: int) -> bool:
+        """Take the norms of the gradients; whether they are others than another optimizer of this step has met. Those
+        of the step before have long arrived: what they show is told."""
         recorder = self._recorder
-        self._judge.updates.before(optimizer, recorder.step)
+        self._judge.updates.before(optimizer, step)
         if recorder.output_gradients is not None:
-            recorder.output_gradients.end_step(recorder.step)
-        before = recorder.gradients.of(recorder.step - 1)
+            recorder.output_gradients.end_step(step)
+        before = recorder.gradients.of(step - 1)
         if before is not None and (zero := before.underflow()) is not None:
             self._respond.notes.underflow(*zero)
         if before is not None and before.scaled and not recorder.memory.on_host and recorder.ops is None:
             found = self._judge.scaling.judge(before, [])
             if found is not None:
                 self._respond.handle(found)
-        recorder.gradients.take(recorder.step, optimizer, scaler)
+        new = recorder.gradients.take(step, recorder.batch_number, optimizer, scaler)
         if scaler is None and recorder.ops is None:
-            self._rounding.before(optimizer, recorder.step)
+            self._rounding.before(optimizer, step)
+        return new
 
-    def look_for_underflow(self) -> None:
+    def look_for_underflow(self, step: int) -> None:
         """On a host, where forwards and their backwards can be run again."""
         recorder = self._recorder
-        note = self._underflow.look(self._judge, recorder.forwards.backwards.ran(), recorder.step)
+        note = self._underflow.look(self._judge, recorder.forwards.backwards.ran(), step)
         if not note:
             return
         warned = self._respond.notes.has("underflow: the gradient of")
         (recorder.note if warned else recorder.remark)(note)
 
-    def after(self, optimizer: torch.optim.Optimizer) -> None:
+    def after(self, optimizer: torch.optim.Optimizer, step: int) -> None:
         """Look at what the optimizer keeps of each parameter, and at what became of them."""
-        if note := self._rounding.after(self._recorder.step):
+        if note := self._rounding.after(step):
             self._recorder.remark(note)
-        event = self._states.after_step(optimizer, self._recorder.step)
+        event = self._states.after_step(optimizer, step)
         # Of a gradient that was bad before it is the mark, and the next forward tells what came of the replay.
         if event is not None and not self._judge.has_unshown(event.step):
             self._respond.handle(Found(event, [], ""))

@@ -201,7 +201,7 @@ CAUSES: tuple[Cause, ...] = (
         phase="backward",
     ),
     Cause(
-        "gradient of log at zero", "log log2 log10 log1p logit xlogy", "a gradient",
+        "gradient of log at zero", "log log2 log10 log1p logit xlogy special_entr specialentr", "a gradient",
         "The gradient of log(x) is 1/x: at x = 0 it is inf, and NaN where the gradient that comes in is 0, as it does "
         "behind torch.where or a mask.",
         "take the log of a safe x: torch.log(torch.where(ok, x, 1.0)), or of x.clamp(min=eps)",

@@ -201,9 +201,11 @@ _DOMAINS = {
 
 
 def _domain(base: str, given: dict[str, Any], floats: list[Tensor], result: Tensor | None) -> set[str]:
-    value = given.get("other") if base == "xlogy" else floats[0] if floats else None
+    value = given.get("other") if base == "xlogy" else floats[0] if floats else given.get("self")
     if not isinstance(value, Tensor):
         return set()
+    if value.is_complex():  # its domain has one hole
+        return {"a zero operand"} if bool((value == 0).any()) else set()
     low, high = _DOMAINS.get(base, (-math.inf, math.inf))
     found = {"beyond the domain"} if bool(((value < low) | (value > high)).any()) else set()
     if bool(((value == low) | (value == high)).any()):

@@ -121,6 +121,23 @@ class Judge:
         self._unshown = step, "not replayable" if reason else again, reason
         return None
 
+    def dropped(self, step: int, backwards: Backwards) -> Found | None:
+        """The event of gradients that are not finite and will not be applied, whatever a replay comes to.
+
+        None where another rank knows more: it tells of what made the gradients, which were averaged.
+        """
+        norms = self._recorder.gradients.of(step)
+        if norms is None or norms.bad() is None:
+            return None
+        found = self.before_step(step, None, backwards) if self._recorder.memory.on_host else None
+        event = self._events.from_gradients(norms)
+        if found is not None or event is None or self._recorder.ranks.together is not None:
+            return found
+        if not self._recorder.memory.on_host:
+            return Found(self._events.of_bad_gradients(event), [], "")
+        _, again, reason = self._unshown
+        return Found(replace(event, again=again), [], "", reason)
+
     def with_all(self, kept: Kept, found: Found | None) -> Found | None:
         """Run a sharded forward again while all ranks do; the event with what came of that."""
         self.reruns.with_all = True
