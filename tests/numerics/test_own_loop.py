@@ -68,6 +68,10 @@ def bad_label(out: Tensor, i: int) -> Tensor:
 
 
 def unknown(out: Tensor, i: int) -> Tensor:
+    return out.pow(2).mean() + (INF if i == 1 else 0.0)
+
+
+def steep(out: Tensor, i: int) -> Tensor:
     return torch.exp(out.pow(2).mean() + (1000.0 if i == 1 else 0.0))
 
 
@@ -81,8 +85,9 @@ def unknown(out: Tensor, i: int) -> Tensor:
         (by_hand, "inf", "aten.log", "log of zero"),
         (bad_label, "nan", "aten.mse_loss", ""),
         (unknown, "inf", None, ""),
+        (steep, "inf", "aten.exp", "exp overflow"),
     ],
-    ids=["masked class", "beyond half", "log of a label", "nothing chosen", "by hand", "bad label", "unknown"],
+    ids=["masked class", "beyond half", "log of a label", "nothing chosen", "by hand", "bad label", "unknown", "steep"],
 )
 def test_a_bad_loss(loss_of: Any, kind: str, op: str | None, cause: str) -> None:
     """Also one whose gradients are finite; its graph may keep what the operation was given."""
