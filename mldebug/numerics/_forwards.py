@@ -49,7 +49,7 @@ class Forwards:
         self.bad_batch = -1  # the last batch whose forward had an event
         self.trained = False  # a forward with gradients has run since the last optimizer step
         self._changing: set[int] | None = None  # ids of buffers seen to change in a forward
-        self._checked: list[Tensor] = []  # the parameters that check_model() has seen
+        self._checked = -1  # which list of the parameters check_model() has seen
         self._sharded = ""  # what it said
         self._compiled_again: Callable[[], None] | None = None  # ends what `live` began: compiled code runs as written
         self._copy_inputs = False  # a forward was seen to change its inputs in place
@@ -275,8 +275,9 @@ class Forwards:
         weights = self._weights
         try:
             parameters = weights.parameters()
-            if parameters is not self._checked:
-                self._checked, self._sharded = parameters, check_model(parameters)
+            if weights.builds != self._checked:
+                self._sharded = check_model(parameters)
+                self._checked = weights.builds
             if self._sharded and not self._with_all():
                 raise NotReplayable(self._sharded)
             changing = changing_buffers(weights.buffer_homes(), self._changing)

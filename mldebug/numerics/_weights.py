@@ -68,6 +68,7 @@ class Weights:
         self.new_names: frozenset[str] = frozenset()  # those of the last pass that were not
         self.version = self._measured_version = 0  # sum of the parameters' version counters: now, at the last pass
         self._cast: _Cast | None = None
+        self.builds = 0  # how often the list of parameters was made
         self.bad_buffers: dict[str, BadBuffer] = {}  # by dotted name: no event by themselves
         self.due = True  # to be measured at the next root forward
         self.passes = 0
@@ -213,6 +214,7 @@ class Weights:
     def _current(self) -> _Cast:
         if self._cast is None:
             self._cast = self._build()
+            self.builds += 1
         return self._cast
 
     def _build(self) -> _Cast:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mldebug import DebugUnderflowOverflow, MldebugError, NumericsError
+from mldebug import DebugUnderflowOverflow, MldebugError, NumericsError, diagnose
 
 from .kit import INF, NAN, Net, agrees, hooks_now, own_hooks, train
 
@@ -240,3 +240,35 @@ def test_a_model_that_is_no_module_is_refused() -> None:
     with pytest.raises((MldebugError, TypeError, ValueError)):
         DebugUnderflowOverflow("model")
     assert hooks_now() == before
+
+
+@pytest.mark.parametrize("how", ["plain", "event", "skip", "compiled", "diagnose"])
+def test_what_is_kept_of_a_run_keeps_no_tensor_of_the_model(how: str) -> None:
+    def run() -> tuple[Any, list[Any]]:
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        called: Any = torch.compile(model, backend="aot_eager") if how == "compiled" else model
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        refs: list[Any] = [weakref.ref(thing) for thing in (*model.modules(), *model.parameters(), *model.buffers())]
+
+        def step(i: int) -> Tensor:
+            x = torch.full((3, 4), NAN if how != "plain" and i == 2 else 1.0)
+            refs.append(weakref.ref(x))
+            optimizer.zero_grad()
+            loss = called(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        if how == "diagnose":
+            return diagnose(model, step, steps=3), refs
+        recorder = DebugUnderflowOverflow(called, on_event="skip" if how == "skip" else lambda event: None)
+        recorder.quiet()
+        with recorder:
+            for i in range(3):
+                step(i)
+        return recorder, refs
+
+    kept, refs = run()
+    torch._dynamo.reset()
+    gc.collect()
+    assert kept is not None and [ref() for ref in refs if ref() is not None] == []
