@@ -16,6 +16,7 @@ from mldebug.core.scope import Scope
 from mldebug.numerics import _hub
 from mldebug.numerics._arguments import batches, check_arguments
 from mldebug.numerics._cuda_graphs import CudaGraphs
+from mldebug.numerics._elsewhere import Elsewhere
 from mldebug.numerics._event import Event
 from mldebug.numerics._filter import Filter
 from mldebug.numerics._forwards import Forwards
@@ -193,7 +194,7 @@ class DebugUnderflowOverflow(Scope):
                 if near is not None and (alarm is None or near < alarm):
                     self._respond.notes.near(near)
                 found = None if alarm is None else self._judge.explain(calls)
-                if found is not None and found.event.phase == "forward":
+                if found is not None:  # with weights that were bad before it the forward is bad, too
                     forwards.bad_batch = found.event.batch
                 if found is not None and self.pending is None:
                     restore = [call.snapshot.restore_buffers for call in calls if call.snapshot is not None]
@@ -286,6 +287,16 @@ class DebugUnderflowOverflow(Scope):
 
     # For the other parts of the recorder.
 
+    @property
+    def model(self) -> nn.Module | None:
+        """The root that it was given, while that lives."""
+        return None if self._model is None else self._model()
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        """What it knows of the other recorders, and they of it."""
+        return self._respond.elsewhere
+
     def refine(self, found: Found) -> Found:
         """An event with what is known of the operation behind it."""
         return found if self.ops is None else self._judge.refine(found, self.ops)
@@ -369,8 +380,7 @@ class DebugUnderflowOverflow(Scope):
             self._respond.begin()
             self.filter.begin()
             _hub.attach(self)
-            model = self._model() if self._model is not None else None
-            if model is not None:
+            if (model := self.model) is not None:
                 self.when_dead(model, self.remove)
                 self.roots.add(model)
                 if self.filter.nothing_left:

@@ -12,6 +12,7 @@ import torch
 
 from mldebug.core.errors import MldebugError
 from mldebug.core.report import write
+from mldebug.numerics._elsewhere import Elsewhere
 from mldebug.numerics._event import Event
 from mldebug.numerics._history import History
 from mldebug.numerics._notes import Notes
@@ -53,6 +54,8 @@ class Responder:
         self._events = 0
         self._frames: list[str] = []  # of the last live batch, or of a forward that did not return
         self._frames_from = self._why_ring = ""
+        self.elsewhere = Elsewhere(recorder)
+        self._followed = ""  # what came from another model that has a recorder, and the event of that
         self._bad_step = -1  # the last step with an event in its forward or backward
         self._drop = ""  # "yes" from a bad forward until the next one begins
         self._dropped: set[int] = set()  # steps whose gradients were taken away
@@ -77,6 +80,10 @@ class Responder:
             self._bad_step = self._recorder.step
         elif event.phase in ("forward", "backward"):
             self._bad_step = event.step
+        if not follows and (first := self.elsewhere.behind(event)):
+            follows, self._followed = True, self._followed or first
+            self._drop = "yes" if self.drops and event.phase != "backward" else self._drop
+            self.notes.remark(first)
         if follows:
             for name in found.bad_weights:
                 self._recorder.weights.set_aside(name)
@@ -137,6 +144,9 @@ class Responder:
     def announce(self, found: Found, waits: bool = False) -> None:
         """Tell the other ranks of an event; with `waits` this one goes on to its optimizer step before it stops."""
         together = self._recorder.ranks.together
+        event = found.event
+        if event.role != "gradient" and not self._follows(event) and not self.elsewhere.behind(event):
+            self.elsewhere.explained = event
         if together is not None and not (found.announced or found.event.benign or self._follows(found.event)):
             found.announced = True
             wish = waits and self._recorder.forwards.sharded
@@ -295,7 +305,7 @@ class Responder:
         """The recorder is attached, for the first time or again: what it found before is another run's."""
         self._first = self._benign = None
         self._events = 0
-        self._bad_step = -1
+        self._bad_step, self.elsewhere.explained, self._followed = -1, None, ""
         if self._lines is not None:
             self._lines.open()
 
@@ -341,6 +351,8 @@ class Responder:
         else:
             gradients = recorder.gradients.not_finite()
             unsure, hint = doubt(recorder.filter, gradients)
+            if self._followed:
+                unsure, hint = self._followed, "look at the report of that recorder: what is bad here came from there"
             reading = "" if unsure else clean(recorder.filter, recorder.batch_number, gradients)
             self._keep_unfinished()
         return NumericsReport(

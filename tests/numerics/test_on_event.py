@@ -222,6 +222,57 @@ def test_nothing_is_said_where_nothing_was_skipped() -> None:
     assert recorder.report.dropped == 0 and "dropped" not in recorder.report.text()
 
 
+@pytest.mark.parametrize("first", ["generator", "critic"])
+def test_what_another_recorder_has_told_of_is_not_told_again(first: str) -> None:
+    torch.manual_seed(0)
+    models = {"generator": nn.Sequential(nn.Linear(4, 4)), "critic": nn.Sequential(nn.Linear(4, 1))}
+    order = sorted(models, key=lambda name: name != first)
+    events: list[tuple[str, Any]] = []
+    recorders = {
+        name: DebugUnderflowOverflow(models[name], on_event=lambda event, name=name: events.append((name, event)))
+        for name in order
+    }
+    for recorder in recorders.values():
+        recorder.quiet()
+    optimizers = {name: torch.optim.SGD(model.parameters(), 1e-3) for name, model in models.items()}
+    generator, critic = models["generator"], models["critic"]
+    for i in range(4):
+        if i == 2:
+            with torch.no_grad():
+                generator[0].weight.fill_(3e38)
+        made = generator(torch.ones(2, 4))
+        for name, taken in (("critic", made.detach()), ("generator", made)):
+            optimizers[name].zero_grad()
+            critic(taken).mean().backward()
+            if i < 2:
+                optimizers[name].step()
+        if i == 2:
+            break
+    for recorder in recorders.values():
+        recorder.poll()
+    for recorder in recorders.values():
+        recorder.remove()
+    assert [name for name, _ in events] == ["generator"]
+    agrees(events[0][1], module="0", role="output", kind="inf", batch=2)
+    report = recorders["critic"].report
+    assert report.event is None and not report.ok
+    assert "follows from the event of another recorder, inf in the output of 0 (Linear)" in report.verdict
+    assert "of Sequential" in report.verdict
+
+
+def test_bad_data_of_one_of_two_models_is_its_own_event() -> None:
+    events: list[str] = []
+    models = [nn.Sequential(nn.Linear(4, 1)) for _ in range(2)]
+    recorders = [DebugUnderflowOverflow(m, on_event=lambda event: events.append(event.role)) for m in models]
+    for i in range(3):
+        for j, model in enumerate(models):
+            model(torch.full((2, 4), NAN if (i, j) in ((0, 0), (2, 1)) else 1.0)).mean().backward()
+    for recorder in recorders:
+        recorder.poll()
+        recorder.remove()
+    assert events == ["input", "input"]
+
+
 def test_the_arguments_are_checked() -> None:
     wrong: list[dict[str, Any]] = [{"on_event": "explode"}, {"check": "sometimes"}, {"max_frames_to_save": -1}]
     wrong += [{"on_event": lambda: None}, {"on_step": lambda step: None}]
