@@ -22,6 +22,7 @@ from mldebug.numerics._report import NumericsError, NumericsReport
 from mldebug.numerics._tell import say, warn
 from mldebug.numerics._tensors import parts
 from mldebug.numerics.distributed._together import named
+from mldebug.numerics.gradients._left_out import LeftOut
 from mldebug.numerics.gradients._trends import trends
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Responder:
         self._frames: list[str] = []  # of the last live batch, or of a forward that did not return
         self._frames_from = self._why_ring = ""
         self.elsewhere = Elsewhere(recorder)
+        self.left_out = LeftOut()
         self._followed = ""  # what came from another model that has a recorder, and the event of that
         self._bad_step = -1  # the last step with an event in its forward or backward
         self._drop = ""  # "yes" from a bad forward until the next one begins
@@ -88,6 +90,7 @@ class Responder:
             for name in found.bad_weights:
                 self._recorder.weights.set_aside(name)
             return event
+        self.left_out.saw(event, self._recorder.weights.spoiled)
         together = self._recorder.ranks.together
         self.announce(found)
         if together is not None:
@@ -283,6 +286,7 @@ class Responder:
         recorder = self._recorder
         return replace(
             self._of_all(found),
+            notes=[*found.notes, *self.left_out.notes],
             events=self._events,
             steps=recorder.step,
             batches=recorder.batch_number,
@@ -294,6 +298,8 @@ class Responder:
 
     def finish(self) -> None:
         """The last steps' numbers."""
+        if self._recorder.memory.on_host:
+            self.left_out.applied(self._recorder.gradients.of(self._recorder.step - 1))
         if self._on_step is not None or self._lines is not None:
             for row in self._history.rest():
                 try:

@@ -196,6 +196,11 @@ class Weights:
         self._aside.add(name)
         self._cast = None
 
+    @property
+    def spoiled(self) -> bool:
+        """Whether one that was good, or a parameter, is known to be bad."""
+        return not self._aside <= self.bad_buffers.keys()
+
     def buffer_versions(self) -> dict[int, int]:
         return {id(buffer): buffer._version for buffer in self.buffers() if not buffer.is_inference()}
 

@@ -38,6 +38,27 @@ def test_warn_goes_on() -> None:
     agrees(recorder.report.event, batch=1, module="plant")
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["", "at the end"])
+@pytest.mark.parametrize("kind", ["left out", "applied", "accumulated"])
+def test_the_report_knows_whether_the_program_left_a_bad_batch_out(kind: str, last: bool) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with DebugUnderflowOverflow(model, on_event=lambda event: None) as recorder:
+        recorder.quiet()
+        for i in range(4 if last else 6):
+            if kind != "accumulated" or i != 3:
+                optimizer.zero_grad()
+            out = model(torch.ones(2, 4))
+            (torch.log(out - out) if i == 2 else out).mean().backward()
+            finite = all(bool(torch.isfinite(p.grad).all()) for p in model.parameters() if p.grad is not None)
+            if (kind == "left out" and finite) or kind == "applied" or (kind == "accumulated" and i != 2):
+                optimizer.step()
+    notes = [note for note in recorder.report.notes if "did not reach the weights" in note]
+    agrees(recorder.report.event, step=2, batch=2, role="loss")
+    assert len(notes) == (kind == "left out")
+    assert not notes or "batch 2, of the event in step 2" in notes[0]
+
+
 def test_a_function_gets_the_event_once_per_bad_batch() -> None:
     events: list[Any] = []
     model = Net()

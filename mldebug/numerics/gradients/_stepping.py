@@ -34,6 +34,7 @@ class Stepping:
         if recorder.output_gradients is not None:
             recorder.output_gradients.end_step(step)
         before = recorder.gradients.of(step - 1)
+        self._respond.left_out.applied(before)
         if before is not None and (zero := before.underflow()) is not None:
             self._respond.notes.underflow(*zero)
         if before is not None and before.scaled and not recorder.memory.on_host and recorder.ops is None:
