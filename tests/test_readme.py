@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -114,7 +115,7 @@ def test_python_blocks_run(text: str, names: dict[str, Any], tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_commands_run(line: str, tmp_path: Path) -> None:
+def test_commands_run(line: str, tmp_path: Path, run_torch: Any) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAIN)
     if "my-model" in line:
@@ -122,9 +123,12 @@ def test_commands_run(line: str, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text("".join(f'{{"text": "row {i}", "label": {i % 3}}}\n' for i in range(300)))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
-    )
+    if line.startswith("mldebug "):
+        done = run_torch("-m", *shlex.split(line), cwd=tmp_path, timeout=110)
+    else:
+        done = subprocess.run(
+            line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
+        )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     if "train.py" in line:
@@ -156,11 +160,11 @@ def test_the_change_of_import_works() -> None:
     assert found["+"].__module__.startswith("mldebug")
 
 
-def test_the_report_is_what_the_demo_prints(run_python: Any) -> None:
+def test_the_report_is_what_the_demo_prints(run_torch: Any) -> None:
     """All but the numbers: another processor rounds differently."""
     pytest.importorskip("transformers")
     (shown,) = [block.text for block in blocks(README) if block.mark == "output of: mldebug demo"]
-    done = run_python("-m", "mldebug", "demo", timeout=110)
+    done = run_torch("-m", "mldebug", "demo", timeout=110)
     assert done.returncode == 0, done.stderr
     rest = without_numbers(done.stdout)
     assert rest.startswith(without_numbers(shown.partition("[...]")[0]))

@@ -125,14 +125,14 @@ if "exit" in sys.argv:
 
 
 @pytest.mark.parametrize("words", [[], ["exit"]])
-def test_the_real_report_is_given_once(run_python: Run, script, words: list[str]) -> None:
+def test_the_real_report_is_given_once(run_torch: Run, script, words: list[str]) -> None:
     pytest.importorskip("torch")
     path = script(OVERFLOWS)
-    done = run_python("-m", "mldebug", "overflow", "--", path, *words)
+    done = run_torch("-m", "mldebug", "overflow", "--", path, *words)
     assert (done.returncode, done.stdout) == (1, "script\n"), done.stderr
     assert done.stderr.count("Detected inf/nan") == 1
     assert done.stderr.count("Traceback") == 0
-    done = run_python("-m", "mldebug", "overflow", "--json", "--", path, *words)
+    done = run_torch("-m", "mldebug", "overflow", "--json", "--", path, *words)
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["event"]["kind"] == "inf"
     assert done.stdout.count("\n") == 1

@@ -168,10 +168,10 @@ def test_nothing_is_left_behind(tmp_path: Path, number: int) -> None:
     assert left() == []
 
 
-def test_under_torchrun(run_python: Run, tmp_path: Path) -> None:
+def test_under_torchrun(run_torch: Run, tmp_path: Path) -> None:
     out = tmp_path / "pairs.csv"
     launch = ("-m", "torch.distributed.run", "--nnodes", "1", "--master-port", "29691", "--nproc_per_node", "3")
-    done = run_python(*launch, PROGRAM, *GLOO, "-o", out, timeout=120, env=ENV)
+    done = run_torch(*launch, PROGRAM, *GLOO, "-o", out, timeout=120, env=ENV)
     assert done.stdout.count('"schema"') == 1, done.stderr  # rank 0's
     evidence = load_pairs(out)
     assert evidence["status"] == ["ok"] * 6

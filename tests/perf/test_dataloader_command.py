@@ -57,8 +57,8 @@ def script(tmp_path: Path) -> Path:
 
 
 class TestScript:
-    def test_it_trains_a_few_steps_and_its_loader_is_measured(self, run_python: Run, script: Path) -> None:
-        done = run_python(
+    def test_it_trains_a_few_steps_and_its_loader_is_measured(self, run_torch: Run, script: Path) -> None:
+        done = run_torch(
             "-c", MAIN, "dataloader", "--json", "--steps", "8", "--seconds", "5", "--", script, "--lr", "1"
         )
         report = json.loads(done.stdout)
@@ -68,12 +68,12 @@ class TestScript:
         assert report["now"]["num_workers"] == 1 and report["batch_samples"] == 8
         assert report["chosen"]["num_workers"] >= 1 and done.returncode == (0 if report["ok"] else 1)
 
-    def test_two_ranks_give_one_report(self, run_python: Run, script: Path, tmp_path: Path) -> None:
+    def test_two_ranks_give_one_report(self, run_torch: Run, script: Path, tmp_path: Path) -> None:
         program = tmp_path / "main.py"
         program.write_text(MAIN)
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program]
         words = ["dataloader", "--json", "--steps", "2", "--num-workers", "0,1", "--seconds", "2", "--", script]
-        done = run_python(*launch, *words, timeout=100)
+        done = run_torch(*launch, *words, timeout=100)
         assert len(done.stdout.splitlines()) == 1 and json.loads(done.stdout)["rows"], done
 
 
@@ -261,7 +261,7 @@ class TestLibraries:
         with pytest.raises(MldebugError, match="the dataset raised ZeroDivisionError at index 17: "):
             dataloader_bench(broken, batch_size=32, shuffle=False, seconds=3)
 
-    def test_webdataset(self, run_python: Run, tmp_path: Path) -> None:
+    def test_webdataset(self, run_torch: Run, tmp_path: Path) -> None:
         pytest.importorskip("webdataset")
         program = tmp_path / "data.py"
         program.write_text(
@@ -276,7 +276,7 @@ class TestLibraries:
             "if __name__ == '__main__':\n    [None for _ in loader()]\n"
         )
         words = ["--steps", "3", "--num-workers", "1,2", "--seconds", "3", "--json", "--", program]
-        done = run_python("-c", MAIN, "dataloader", *words, cwd=tmp_path)
+        done = run_torch("-c", MAIN, "dataloader", *words, cwd=tmp_path)
         report = json.loads(done.stdout)
         assert report["now"]["num_workers"] == 2 and report["batch_samples"] == 10, done
 

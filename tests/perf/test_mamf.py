@@ -111,10 +111,10 @@ def test_float32_precision_is_what_it_was(tmp_path: Path) -> None:
     [("SIGINT", "round 1", 130), ("SIGTERM", "duel", 143), ("SIGINT", "final", 130)],
 )
 def test_a_signal_ends_it_with_the_best_so_far(
-    kind: str, phase: str, status: int, run_python: Run, tmp_path: Path
+    kind: str, phase: str, status: int, run_torch: Run, tmp_path: Path
 ) -> None:
     words = ("--device", "cpu", "--dtype", "fp32", "--seconds", "2", "--json", "-o", "out.jsonl")
-    done = run_python(BROKEN, kind, phase, *words, env=ONE_THREAD, cwd=tmp_path)
+    done = run_torch(BROKEN, kind, phase, *words, env=ONE_THREAD, cwd=tmp_path)
     assert done.returncode == status, done.stderr
     report = json.loads(done.stdout)
     assert report["ended"] == kind and not report["ok"] and report["sustained"] > 0
@@ -124,17 +124,17 @@ def test_a_signal_ends_it_with_the_best_so_far(
     assert tuple(report["shape"]) in measured
 
 
-def test_a_signal_before_anything_is_known_leaves_a_file_that_says_so(run_python: Run, tmp_path: Path) -> None:
+def test_a_signal_before_anything_is_known_leaves_a_file_that_says_so(run_torch: Run, tmp_path: Path) -> None:
     words = ("--device", "cpu", "--dtype", "fp32", "-o", "out.jsonl")
-    done = run_python(BROKEN, "SIGINT", "warm-up", *words, env=ONE_THREAD, cwd=tmp_path)
+    done = run_torch(BROKEN, "SIGINT", "warm-up", *words, env=ONE_THREAD, cwd=tmp_path)
     assert done.returncode == 130 and done.stdout == ""
     *_, block, last = records(tmp_path / "out.jsonl")
     assert block["kind"] == "block" and last == {"kind": "end", "ended": "SIGINT", "phase": "warm-up"}
 
 
-def test_out_of_memory_leaves_shapes_out_and_not_the_others(run_python: Run, tmp_path: Path) -> None:
+def test_out_of_memory_leaves_shapes_out_and_not_the_others(run_torch: Run, tmp_path: Path) -> None:
     words = ("--device", "cpu", "--dtype", "fp32", "--seconds", "2", "--json", "-o", "out.jsonl")
-    done = run_python(BROKEN, "oom", "round 1", *words, env=ONE_THREAD, cwd=tmp_path)
+    done = run_torch(BROKEN, "oom", "round 1", *words, env=ONE_THREAD, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["sustained"] > 0 and any("out of memory" in why for why in report["failed"].values())
@@ -142,9 +142,9 @@ def test_out_of_memory_leaves_shapes_out_and_not_the_others(run_python: Run, tmp
     assert any("out of memory" in one.get("error", "") for one in found) and found[-1]["kind"] == "report"
 
 
-def test_a_device_that_fails_for_good_ends_it_with_the_best_so_far(run_python: Run, tmp_path: Path) -> None:
+def test_a_device_that_fails_for_good_ends_it_with_the_best_so_far(run_torch: Run, tmp_path: Path) -> None:
     words = ("--device", "cpu", "--dtype", "fp32", "--seconds", "2", "-o", "out.jsonl")
-    done = run_python(BROKEN, "gone", "round 1", *words, env=ONE_THREAD, cwd=tmp_path)
+    done = run_torch(BROKEN, "gone", "round 1", *words, env=ONE_THREAD, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "RuntimeError: CUDA error: unspecified launch failure" in " ".join(done.stdout.split())
     assert records(tmp_path / "out.jsonl")[-1]["ended"].startswith("RuntimeError: CUDA error")
@@ -241,9 +241,9 @@ def test_a_straggler_is_told_from_cards_that_differ_a_little() -> None:
     assert robust_z([730, 731, 729, 650])[3] < -10
 
 
-def test_ranks_meet_by_a_store_under_torchrun(run_python: Run, tmp_path: Path) -> None:
+def test_ranks_meet_by_a_store_under_torchrun(run_torch: Run, tmp_path: Path) -> None:
     words = ("--device", "cpu", "--dtype", "fp32", "--seconds", "2", "--shape", "64x64x64", "--json", "-o", "out")
-    done = run_python(
+    done = run_torch(
         "-m", "torch.distributed.run", "--nproc-per-node", "2", BROKEN, "none", "-", *words, env=ONE_THREAD,
         cwd=tmp_path,
     )  # fmt: skip

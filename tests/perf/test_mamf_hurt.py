@@ -70,20 +70,20 @@ def test_a_signal_while_the_best_width_is_looked_for_does_not_lose_the_report(er
     assert _ended_by_rule(look, "SIGTERM") == ("by rule", "SIGTERM")
 
 
-def test_a_signal_while_a_model_is_measured_leaves_a_figure(run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_signal_while_a_model_is_measured_leaves_a_figure(run_torch: Callable[..., Any], tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config |= {"intermediate_size": 128, "vocab_size": 256, "rms_norm_eps": 1e-6}
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = ("--device", "cpu", "--dtype", "fp32", "--seconds", "3", "--json", "--model", "config.json", "--seq", "32")
-    done = run_python(BROKEN, "SIGINT", "model", *words, "-o", "o.jsonl", env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
+    done = run_torch(BROKEN, "SIGINT", "model", *words, "-o", "o.jsonl", env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
     assert done.returncode == 130, done.stderr
     report = json.loads(done.stdout)
     assert report["ended"] == "SIGINT" and report["sustained"] > 0 and report["model"]
 
 
-def test_sigterm_before_anything_is_known_is_said(run_python: Callable[..., Any], tmp_path: Path) -> None:
+def test_sigterm_before_anything_is_known_is_said(run_torch: Callable[..., Any], tmp_path: Path) -> None:
     words = ("--device", "cpu", "--dtype", "fp32", "-o", "o.jsonl")
-    done = run_python(BROKEN, "SIGTERM", "warm-up", *words, env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
+    done = run_torch(BROKEN, "SIGTERM", "warm-up", *words, env={"OMP_NUM_THREADS": "1"}, cwd=tmp_path)
     assert done.returncode == 143 and "ended by SIGTERM before anything was measured" in done.stderr
 
 

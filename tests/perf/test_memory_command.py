@@ -125,9 +125,9 @@ def test_ctrl_c_ends_with_the_report(capsys: Capture) -> None:
     assert "KeyboardInterrupt" in done.err
 
 
-def test_what_was_seen_is_on_disk_after_kill_9(run_python: Run, tmp_path: Path) -> None:
+def test_what_was_seen_is_on_disk_after_kill_9(run_torch: Run, tmp_path: Path) -> None:
     file = tmp_path / "seen.jsonl"
-    done = run_python("-m", "mldebug", "memory", "-o", file, "--", PROGRAM, "killed", "30")
+    done = run_torch("-m", "mldebug", "memory", "-o", file, "--", PROGRAM, "killed", "30")
     assert done.returncode == -9
     records = [json.loads(line) for line in file.read_text().splitlines()]
     names = ["init", "first forward", "first backward", "first optimizer step"]
@@ -135,9 +135,9 @@ def test_what_was_seen_is_on_disk_after_kill_9(run_python: Run, tmp_path: Path) 
     assert all(f'at="{name}"' in done.stderr for name in names[1:])
 
 
-def test_sigterm_has_the_report_and_ends_it_as_it_would(run_python: Run) -> None:
+def test_sigterm_has_the_report_and_ends_it_as_it_would(run_torch: Run) -> None:
     """A forked child that is ended so is none of ours, and an `except` that catches all cannot hold it up."""
-    done = run_python("-m", "mldebug", "memory", "--json", "--", PROGRAM, "sigterm", "30", timeout=60)
+    done = run_torch("-m", "mldebug", "memory", "--json", "--", PROGRAM, "sigterm", "30", timeout=60)
     report = json.loads(done.stdout)
     assert done.returncode == -signal.SIGTERM and report["steps"] == 12
     assert "child: 15" in done.stderr and "went on" not in done.stderr
@@ -154,8 +154,8 @@ def test_out_of_memory_says_where_and_what_was_alive(capsys: Capture) -> None:
     assert "_live.py" not in done.err and "_ops.py" not in done.err, "the script's traceback shows frames of ours"
 
 
-def test_two_ranks_say_who_they_are(run_python: Run, tmp_path: Path) -> None:
-    done = run_python(
+def test_two_ranks_say_who_they_are(run_torch: Run, tmp_path: Path) -> None:
+    done = run_torch(
         *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "mldebug", "memory", "-q"),
         *("-o", tmp_path / "{rank}.jsonl", "--", PROGRAM, "healthy", "10"),
         timeout=90,
@@ -166,7 +166,7 @@ def test_two_ranks_say_who_they_are(run_python: Run, tmp_path: Path) -> None:
         assert (last["kind"], last["rank"], last["world_size"], last["steps"]) == ("report", rank, 2, 10)
 
 
-def test_a_compiled_model_compiles_once_and_is_watched(run_python: Run) -> None:
+def test_a_compiled_model_compiles_once_and_is_watched(run_torch: Run) -> None:
     program = (
         "import sys, torch\nfrom mldebug.perf.memory._watch import memory_watch\n"
         "net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))\n"
@@ -176,12 +176,12 @@ def test_a_compiled_model_compiles_once_and_is_watched(run_python: Run) -> None:
         "        model(torch.ones(4, 8)).sum().backward(); opt.step(); opt.zero_grad()\n"
         "print(torch._dynamo.utils.counters['stats']['unique_graphs'], watch.report.ok, watch.report.steps)\n"
     )
-    done = run_python(program, timeout=110)
+    done = run_torch(program, timeout=110)
     assert done.stdout == "1 True 50\n" and not done.stderr, done.stderr
 
 
-def test_usage(run_python: Run, tmp_path: Path) -> None:
-    done = run_python("-m", "mldebug", "memory", "-o", tmp_path / "no" / "f", "--", PROGRAM, "healthy", "1")
+def test_usage(run_torch: Run, tmp_path: Path) -> None:
+    done = run_torch("-m", "mldebug", "memory", "-o", tmp_path / "no" / "f", "--", PROGRAM, "healthy", "1")
     assert done.returncode == 2 and "there is no folder" in done.stderr
-    shown = run_python("-m", "mldebug", "memory", "--help").stdout
+    shown = run_torch("-m", "mldebug", "memory", "--help").stdout
     assert max(map(len, shown.splitlines())) <= 80

@@ -54,9 +54,9 @@ def test_an_empty_range_is_refused(tmp_path: Path) -> None:
         classic_search([[], [64], [64]], device=find_device("cpu"), output=tmp_path / "mm.out")
 
 
-def test_the_classic_command_line(run_python: Run, tmp_path: Path) -> None:
+def test_the_classic_command_line(run_torch: Run, tmp_path: Path) -> None:
     words = "--m_range 0 129 64 --n 64 --k 64 --num_iterations 3 --num_warmup_iterations 1 --dtype float32"
-    done = run_python(TOOL, *words.split(), "--output_file=mm.txt", "--notes", "a try", cwd=tmp_path)
+    done = run_torch(TOOL, *words.split(), "--output_file=mm.txt", "--notes", "a try", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     kept = (tmp_path / "mm.txt").read_text()
     for text in (done.stdout, kept):
@@ -64,9 +64,9 @@ def test_the_classic_command_line(run_python: Run, tmp_path: Path) -> None:
         assert "Across 2 shapes in range: m=[0, 129, 64] | n=[64] | k=[64] in this run:" in text
 
 
-def test_wrong_usage_is_two_lines_and_no_traceback(run_python: Run, tmp_path: Path) -> None:
+def test_wrong_usage_is_two_lines_and_no_traceback(run_torch: Run, tmp_path: Path) -> None:
     words = ("--m", "64", "--n", "64", "--k_range", "0", "0", "8", "--dtype", "float32", "--no-verbose")
-    done = run_python(TOOL, *words, cwd=tmp_path)
+    done = run_torch(TOOL, *words, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("mamf-finder: there is no shape in these ranges\nhint: ")
 
@@ -81,7 +81,7 @@ def test_wrong_usage_is_two_lines_and_no_traceback(run_python: Run, tmp_path: Pa
     ids=["step", "size", "iterations"],
 )
 def test_numbers_that_cannot_be_are_wrong_usage(
-    words: tuple[str, ...], complaint: str, run_python: Run, tmp_path: Path
+    words: tuple[str, ...], complaint: str, run_torch: Run, tmp_path: Path
 ) -> None:
-    done = run_python(TOOL, *words, cwd=tmp_path)
+    done = run_torch(TOOL, *words, cwd=tmp_path)
     assert done.returncode == 2 and complaint in done.stderr and "Traceback" not in done.stderr

@@ -13,8 +13,8 @@ TOOL = Path(__file__).parent.parent.parent / "tools" / "swiglu-maf-bench.py"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_it_says_what_it_would_measure(run_python: Run) -> None:
-    done = run_python(TOOL, "--hidden", "4096", "--d-ff-base", "10922", "--json")
+def test_it_says_what_it_would_measure(run_torch: Run) -> None:
+    done = run_torch(TOOL, "--hidden", "4096", "--d-ff-base", "10922", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["asked"] == 10922 and report["tokens"] == 4 * 4096
@@ -25,8 +25,8 @@ def test_it_says_what_it_would_measure(run_python: Run) -> None:
 SMALL = ["--hidden", "64", "--seq", "32", "--batch-size", "1", "--distance", "8", "--dtype", "float32", "--cpu"]
 
 
-def test_the_table_of_the_classic_script(run_python: Run) -> None:
-    done = run_python(TOOL, *SMALL, env={"OMP_NUM_THREADS": "1"})
+def test_the_table_of_the_classic_script(run_torch: Run) -> None:
+    done = run_torch(TOOL, *SMALL, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     head, _, table = done.stdout.partition(" d_ff  tflops mlp_params\n")
     assert head.splitlines() == [
@@ -44,8 +44,8 @@ def test_the_table_of_the_classic_script(run_python: Run) -> None:
     assert [rate for _, rate, _ in found] == sorted((rate for _, rate, _ in found), reverse=True)
 
 
-def test_the_report_has_what_was_measured(run_python: Run) -> None:
-    done = run_python(TOOL, *SMALL, "--step", "8", "--json", env={"OMP_NUM_THREADS": "1"})
+def test_the_report_has_what_was_measured(run_torch: Run) -> None:
+    done = run_torch(TOOL, *SMALL, "--step", "8", "--json", env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["measured"] and [one["intermediate"] for one in report["sizes"]].count(170) == 1

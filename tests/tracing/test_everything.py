@@ -16,11 +16,11 @@ JOB = ROOT / "tests" / "programs" / "four_ranks.py"
 Run = Callable[..., "CompletedProcess[str]"]
 
 
-def run_job(run_python: Run, folder: Path, *under: str) -> dict[str, list[str]]:
+def run_job(run_torch: Run, folder: Path, *under: str) -> dict[str, list[str]]:
     """What each rank printed, in its order; `under` is what mldebug is to do."""
     folder.mkdir()
     env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = run_python(
+    done = run_torch(
         "-m", "torch.distributed.run", "--nproc-per-node", "4", *under, str(JOB), str(folder), env=env, timeout=110
     )
     assert done.returncode == 0, done.stderr
@@ -33,12 +33,12 @@ def run_job(run_python: Run, folder: Path, *under: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.timeout(300)  # two jobs of four imports of torch
-def test_four_ranks_with_everything_on_print_and_compute_the_same(run_python: Run, tmp_path: Path) -> None:
+def test_four_ranks_with_everything_on_print_and_compute_the_same(run_torch: Run, tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     trace = ["-m", "mldebug", "trace", "--threads", "--args", "--returns", "--exceptions", "-o", str(traces), "--"]
     lock = ["-m", "mldebug", "printflock", "--no-prefix", "--"]
-    alone = run_job(run_python, tmp_path / "alone")
-    watched = run_job(run_python, tmp_path / "watched", *trace, *lock)
+    alone = run_job(run_torch, tmp_path / "alone")
+    watched = run_job(run_torch, tmp_path / "watched", *trace, *lock)
 
     assert len(alone["0"]) == 27 and [len(alone[rank]) for rank in "123"] == [25] * 3
     assert watched == alone
