@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mldebug.numerics.ring._graph_ring import GraphRing
-from mldebug.numerics.ring._records import Call
+from mldebug.numerics.ring._records import IN_GRAPH, Call
 from mldebug.numerics.ring._triton_ring import TritonRing
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class CudaGraphs:
     def saw_forward(self, call: Call) -> None:
         """A root forward was captured."""
         if self._under_way is not None:
-            self._under_way.call = replace(call, replay_reason="it ran in a CUDA graph, whose inputs are overwritten")
+            self._under_way.call = replace(call, replay_reason=IN_GRAPH)
             self._under_way.forwards += 1
 
     def saw_step(self, optimizer: torch.optim.Optimizer) -> None:

@@ -3,14 +3,17 @@ need a GPU: see tests/gpu/test_graphs_gpu.py."""
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from mldebug import DebugUnderflowOverflow
+from mldebug import DebugUnderflowOverflow, NumericsError
+from mldebug.numerics import _hub
 from mldebug.numerics.ring._memory import Memory
 from mldebug.numerics.ring._records import Site
 from mldebug.numerics.ring._stats import Stats
@@ -23,7 +26,7 @@ class Replayed:
         self.device = torch.device("cpu")
         self.sites = [Site(None, f"value{i}", torch.float32, "output") for i in range(count)]
         self.numels = array("q", [3] * count)
-        self.base, self.alarm = 0, -1
+        self.base, self.alarm, self.bad = 0, -1, -1
         self.kept: list[torch.Tensor] = []
 
     def record_many(self, tensors: Sequence[torch.Tensor], base: int, strict: bool = False) -> None:
@@ -46,7 +49,8 @@ class Replayed:
         self.alarm = -1
 
     def stats(self, slots: Sequence[int]) -> list[Stats]:
-        return [Stats(float(slot - self.base), float(slot - self.base)) for slot in slots]
+        found = [slot - self.base for slot in slots]
+        return [Stats(0.0, math.inf if i == self.bad else float(i)) for i in found]
 
 
 def test_records_of_a_capture_have_no_numbers() -> None:
@@ -95,6 +99,31 @@ def test_a_graph_that_is_gone_has_nothing_to_read() -> None:
 def test_torch_is_as_it_was_when_the_recorder_has_left() -> None:
     graph: Any = torch.cuda.CUDAGraph
     before = graph.capture_begin, graph.capture_end, graph.replay
-    with DebugUnderflowOverflow(torch.nn.Linear(2, 2)):
+    with DebugUnderflowOverflow(nn.Linear(2, 2)):
         assert graph.replay is not before[2]
     assert (graph.capture_begin, graph.capture_end, graph.replay) == before
+
+
+def test_a_module_in_a_graph_is_named_and_not_the_one_that_holds_the_graph() -> None:
+    """As make_graphed_callables has it: in a forward that runs again the inner modules would not be called."""
+
+    class Graphed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Tanh()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            recorder.memory.replayed(-2, ring)  # type: ignore[arg-type]
+            return x * float("inf")
+
+    model = nn.Sequential(nn.Linear(3, 3), Graphed(), nn.Linear(3, 1))
+    ring = Replayed(3)
+    with pytest.raises(NumericsError) as caught, DebugUnderflowOverflow(model) as recorder:
+        watched = _hub.find(recorder, model[1].inner)  # type: ignore[arg-type]
+        assert watched is not None
+        ring.sites[1] = watched.site("output", torch.float32, "output")
+        ring.alarm, ring.bad = 1, 1
+        model(torch.randn(2, 3)).sum().backward()
+    event = caught.value.report.event
+    assert event is not None and (event.module, event.kind, event.again) == ("1.inner", "inf", "not replayable")
+    assert "CUDA graph" in caught.value.report.text()

@@ -20,7 +20,7 @@ from mldebug.numerics.replay._found import Found
 from mldebug.numerics.replay._refine import refined, up_to
 from mldebug.numerics.replay._reruns import Reruns
 from mldebug.numerics.replay._returned import comes_back_bad, computed_infinity, reaches_loss, returned_infinity
-from mldebug.numerics.ring._records import Call, Watched, is_compiled
+from mldebug.numerics.ring._records import IN_GRAPH, Call, Watched, is_compiled
 
 if TYPE_CHECKING:
     from mldebug.numerics._recorder import DebugUnderflowOverflow
@@ -263,7 +263,8 @@ class Judge:
         early = memory.early
         site, stats = early[1:] if early is not None else (memory.site(number), memory.stats([number])[0])
         event = self._events.from_record(site, stats, call)
-        frames, reason = self.reruns.frames(call)
+        # Modules inside a CUDA graph do not run when it is replayed: a forward that runs again shows less than it did.
+        frames, reason = (None, IN_GRAPH) if memory.in_graph(number) else self.reruns.frames(call)
         if site.role in ("parameter", "buffer"):
             in_forward = early is None and number >= call.first
             weights = [n for n in range(*((call.first, call.end) if in_forward else (call.start, call.first)))]

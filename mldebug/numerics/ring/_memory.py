@@ -139,6 +139,10 @@ class Memory:
         self._rings[key] = ring
         ring.replayed(base & _MASK)
 
+    def in_graph(self, number: int) -> bool:
+        """Whether a record is of a tensor inside a CUDA graph."""
+        return self._device[number & _MASK] < -1
+
     def forget_graph(self, key: int) -> None:
         """A graph is gone: what its last replay recorded cannot be read any more."""
         if key in self._rings:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _COMPUTE = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.RNNBase)
 
 
+IN_GRAPH = "it ran in a CUDA graph, whose modules and inputs are gone"  # why a forward is not run again
+
+
 class Watched:
     """One module under one recorder: its name, and the call sites of its tensors (made once, then shared)."""
 
