@@ -17,7 +17,6 @@ from tests.bed import bed as beds
 from tests.bed import slurm as slurms
 from tests.bed.bed import Bed
 from tests.bed.slurm import Slurm
-from tests.pace import Pace
 
 pytest.importorskip("ClusterShell")
 pytestmark = [
@@ -37,10 +36,10 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 
 def ask(bed: Bed, *words: str, env: dict[str, str] | None = None) -> tuple[dict[str, Any], int, float]:
     """The document of `mldebug doctor` on h1, its status, and how long it took."""
-    with Pace() as pace:
-        done = bed.run("h1", *DOCTOR, *words, env={**ENV, **(env or {})})
+    began = time.monotonic()
+    done = bed.run("h1", *DOCTOR, *words, env={**ENV, **(env or {})})
     assert done.stdout, done.stderr
-    return json.loads(done.stdout), done.returncode, pace.seconds
+    return json.loads(done.stdout), done.returncode, time.monotonic() - began
 
 
 def over_ssh(bed: Bed, *words: str, hosts: str = "h[1-3]") -> tuple[dict[str, Any], int, float]:

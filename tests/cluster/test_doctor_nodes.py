@@ -18,7 +18,6 @@ from mldebug.cluster.health._load import look as put_load
 from mldebug.cluster.health._remote import MARK
 from mldebug.core.errors import UsageError
 from tests.cluster.doctor_kit import GIB, Machine, judge, of
-from tests.pace import Pace
 
 Plant = Callable[[Machine], Any]
 
@@ -415,10 +414,12 @@ class TestRemote:
 
 
 def test_this_machine_itself_takes_less_than_two_seconds() -> None:
+    import time
+
     from mldebug.cluster.health._root import Root
 
-    with Pace() as pace:
-        node = look(Root())
-        judge([node])
-    assert pace.seconds < (2 if not node["gpu"]["gpus"] else 20)
+    began = time.monotonic()
+    node = look(Root())
+    judge([node])
+    assert time.monotonic() - began < (2 if not node["gpu"]["gpus"] else 20)
     json.dumps(node, allow_nan=False)

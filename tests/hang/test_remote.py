@@ -29,7 +29,6 @@ from mldebug.hang._remote_gather import INTERRUPTED
 from mldebug.hang._remote_shape import Unreadable
 from mldebug.hang._remote_wire import Decoder, encode
 from tests.hang.remote_kit import EVIDENCE, put_answer, put_answers, put_kubectl, put_program, put_ssh, recorded
-from tests.pace import Pace
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 CASES = sorted(path.stem for path in EVIDENCE.glob("*.json"))
@@ -262,9 +261,9 @@ FAULTS = {
 
 def test_every_fault_has_its_reason_and_the_rest_is_judged(answers: Path) -> None:
     put_answers(answers, "skip_collective", ["node1", "node2"])
-    with Pace() as pace:
-        evidence = collect_remote(hosts=["node1", *FAULTS, "node2"], timeout=12)
-    assert pace.seconds < 12
+    began = time.monotonic()
+    evidence = collect_remote(hosts=["node1", *FAULTS, "node2"], timeout=12)
+    assert time.monotonic() - began < 12
     found = {host["host"]: (host["status"], host.get("why", "")) for host in evidence["hosts"]}
     for name, (status, words) in FAULTS.items():
         assert found[name][0] == status and words in found[name][1], (name, found[name])
@@ -429,10 +428,9 @@ def test_the_far_end_ends_itself(tmp_path: Path) -> None:
     began = time.monotonic()
     command = [sys.executable, "-c", program, ask_word(request)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with Pace() as pace:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
-        assert process.wait(60) == -signal.SIGKILL
-    assert time.monotonic() - began > 2.5 and pace.seconds < 10
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env)
+    assert process.wait(20) == -signal.SIGKILL
+    assert 2.5 < time.monotonic() - began < 10
     assert process.stdout is not None
     process.stdout.close()
     left = subprocess.run(["ps", "-eo", "pgid,args"], capture_output=True, text=True, check=True).stdout.splitlines()

@@ -19,7 +19,6 @@ from mldebug.perf import mamf
 from mldebug.perf.matmul._gpus import judge, robust_z, run_many
 from mldebug.perf.matmul._results import ResultFile, read_results
 from mldebug.perf.matmul._run import Options
-from tests.pace import Pace
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKEN = ROOT / "tests" / "perf" / "programs" / "mamf_broken.py"
@@ -35,9 +34,9 @@ def records(path: Path) -> list[dict[str, Any]]:
 def test_a_search_finds_a_shape_and_writes_every_block(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     said: list[str] = []
-    with Pace() as pace:
-        report = mamf("fp32", device="cpu", seconds=4, seed=3, output=path, progress=said.append)
-    assert pace.seconds < 12
+    began = time.monotonic()
+    report = mamf("fp32", device="cpu", seconds=4, seed=3, output=path, progress=said.append)
+    assert time.monotonic() - began < 12  # what is asked for, and a machine that others use
     assert report.ok and report.settled and report.ended == ""
     assert report.dtype == "float32" and report.mode == "search" and report.seed == 3
     assert report.sustained > 0 and report.burst and report.flushed
