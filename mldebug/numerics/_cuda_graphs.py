@@ -64,7 +64,10 @@ class CudaGraphs:
             return
         ring, device = None, torch.device("cuda", torch.cuda.current_device())
         if TritonRing.available(device):
-            ring = GraphRing(device, recorder.memory.site)
+            try:
+                ring = GraphRing(device, recorder.memory.site)
+            except Exception as error:  # no memory, say: the capture must not meet the ordinary ring
+                recorder.fail(error)
         else:
             recorder.remark("what runs in CUDA graphs is not measured: that needs Triton")
         recorder.memory.begin_capture(ring)
@@ -163,10 +166,9 @@ def install(recorders: Sequence[DebugUnderflowOverflow], undone_by: list[Callabl
 
     @functools.wraps(begin_before)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if at_work:
-            for recorder in list(recorders):
-                recorder.guard(recorder.graphs.begin)
         try:
+            for recorder in list(recorders) if at_work else ():
+                recorder.guard(recorder.graphs.begin)
             return begin_before(self, *args, **kwargs)
         except BaseException:
             _end(recorders, None)

@@ -14,6 +14,8 @@ from torch import nn
 
 from mldebug import DebugUnderflowOverflow, NumericsError
 from mldebug.numerics import _hub
+from mldebug.numerics._report import NumericsWarning
+from mldebug.numerics.ring._graph_ring import GraphRing
 from mldebug.numerics.ring._memory import Memory
 from mldebug.numerics.ring._records import Site
 from mldebug.numerics.ring._stats import Stats
@@ -127,3 +129,57 @@ def test_a_module_in_a_graph_is_named_and_not_the_one_that_holds_the_graph() -> 
     event = caught.value.report.event
     assert event is not None and (event.module, event.kind, event.again) == ("1.inner", "inf", "not replayable")
     assert "CUDA graph" in caught.value.report.text()
+
+
+class OnHost:
+    """Stands for the ring on the device: what it records is there when a replay is published."""
+
+    def __init__(self, device: torch.device, slots: int) -> None:
+        self.seen: list[torch.Tensor] = []
+
+    def record(self, tensor: torch.Tensor, slot: int, strict: bool = False, reset: bool = False) -> None:
+        self.seen[slot:] = [tensor]
+
+    def reset(self, first: int, count: int) -> None: ...
+
+    def clear_flag(self) -> None: ...
+
+    def copy_rows(self, count: int) -> None: ...
+
+    def publish(self, first: int, count: int) -> None: ...
+
+    def stats(self, slots: Sequence[int]) -> list[Stats]:
+        return [Stats(self.seen[slot].min().item(), self.seen[slot].max().item()) for slot in slots]
+
+
+def test_a_replay_is_read_when_the_recorder_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is asked for after the scope, and then the graph has let the sites go."""
+    monkeypatch.setattr("mldebug.numerics.ring._graph_ring.CudaRing", OnHost)
+    site = Site(None, "x", torch.float32, "output")
+    ring = GraphRing(torch.device("cpu"), lambda slot: site)
+    ring.record(torch.tensor([1.0, 4.0]), 7)
+    ring.captured()
+    ring.replayed(100)
+    ring.sites.clear()
+    assert [(one.lo, one.hi) for one in ring.stats([100])] == [(1.0, 4.0)]
+
+
+def test_a_capture_that_cannot_be_measured_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may wait for the device while it is captured, so the ordinary ring is out of the way all the same."""
+
+    def no_memory(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("mldebug.numerics._cuda_graphs.GraphRing", no_memory)
+    monkeypatch.setattr("mldebug.numerics._cuda_graphs.TritonRing.available", lambda device: True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    model = nn.Linear(2, 2)
+    with DebugUnderflowOverflow(model) as recorder:
+        with pytest.warns(NumericsWarning, match="out of memory"):
+            recorder.graphs.begin()
+        assert recorder.graphs.capturing
+        model(torch.full((1, 2), float("nan")))
+        recorder.graphs.end(None)
+        assert recorder.batch_number == 0
+        model(torch.ones(1, 2))
+    assert recorder.report.event is None and recorder.batch_number == 1

@@ -251,19 +251,19 @@ class TestTwoNodes:
 
 
 class TestTorchrun:
-    def run(self, case: str, ranks: int, status: int = 0) -> tuple[dict[tuple[int, str], float], str]:
-        command = torchrun(FIRST, case, ranks=ranks)
+    def run(self, case: str, status: int = 0) -> tuple[dict[tuple[int, str], float], str]:
+        command = torchrun(FIRST, case)
         done = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=110, check=False)
         assert done.returncode == status, done.stderr
         return times(done.stdout), done.stderr
 
     def test_without_a_process_group(self) -> None:
-        seen, _ = self.run("plain", ranks=3)
+        seen, _ = self.run("plain")
         for number in range(3):
-            assert_main_first(seen, f"block{number}", 0, [1, 2])
+            assert_main_first(seen, f"block{number}", 0, [1, 2, 3])
 
     def test_with_one_and_its_groups_and_a_store_that_is_given(self) -> None:
-        seen, _ = self.run("gloo", ranks=4)
+        seen, _ = self.run("gloo")
         for what in ("block0", "block1", "block2", "by-store"):
             assert_main_first(seen, what, 0, [1, 2, 3])
         assert_main_first(seen, "by-group", 0, [2])
@@ -272,7 +272,7 @@ class TestTorchrun:
 
     def test_an_error_reaches_all_ranks_after_a_restart_too(self) -> None:
         begin = time.monotonic()
-        seen, err = self.run("error", ranks=2, status=1)
+        seen, err = self.run("error", status=1)
         assert (0, "block-ends") in seen and (1, "block-begins") not in seen
         assert "ValueError: shard 7 is" in err
         assert time.monotonic() - begin < 60

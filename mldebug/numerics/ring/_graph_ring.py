@@ -67,7 +67,7 @@ class GraphRing:
 
     def replayed(self, base: int) -> None:
         """The graph is on its way on the current stream; its records have the slots from `base` on (around the end)."""
-        count = len(self.sites)
+        count = len(self.numels)
         rows = self._ring.copy_rows(count)  # of the replay before: the device is about to overwrite them
         if rows is not None:
             self._earlier.pop(self._base, None)
@@ -90,7 +90,7 @@ class GraphRing:
 
     def stats(self, slots: Sequence[int]) -> list[Stats]:
         found: list[Stats] = []
-        count, base, rows = len(self.sites), self._base, None
+        count, base, rows = len(self.numels), self._base, None  # the sites go with the recorder
         for slot in slots:
             if slot - base & _MASK >= count:
                 base, rows = self._replay_of(slot, count)
