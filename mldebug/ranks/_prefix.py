@@ -8,6 +8,8 @@ import re
 import socket
 import sys
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from mldebug.core.errors import UsageError
@@ -63,21 +65,38 @@ class Prefix:
         """`text` with the prefix at the start of each line, and of what a progress bar writes after a \\r."""
         if not text:
             return text
-        started = id(stream) in in_line
-        (in_line.discard if text[-1] in "\r\n" else in_line.add)(id(stream))
+        started = _is_in_line(stream)
+        if text[-1] in "\r\n":
+            in_line.pop(id(stream), None)
+        elif not started:
+            in_line[id(stream)] = _held(stream)
         now = self._form.format(**whoami(), pid=os.getpid(), time=time.strftime("%H:%M:%S"))
         # After a newline always, after a \r only where something follows that can be seen: bars clear themselves.
         marked = _STARTS.sub(lambda start: start.group() + now, text)
         return marked if started or _BAR.match(text) else now + marked
 
 
-in_line: set[int] = set()  # ids of the streams where the last text with a prefix ended in the middle of a line
+# The streams, by id, where the last text with a prefix ended in the middle of a line. Each has a way to the stream
+# beside it: the id of one that is gone may be another's by now, and that one's line has not begun.
+in_line: dict[int, Callable[[], Any]] = {}
+
+
+def _held(stream: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(stream)
+    except TypeError:  # a class with __slots__
+        return lambda: stream
+
+
+def _is_in_line(stream: Any) -> bool:
+    held = in_line.get(id(stream))
+    return held is not None and held() is stream
 
 
 def no_prefix(text: str, stream: Any) -> None:
     """Note that a text without a prefix goes to `stream`: it may end the line."""
     if text[-1:] in ("\r", "\n"):
-        in_line.discard(id(stream))
+        in_line.pop(id(stream), None)
 
 
 _EXAMPLE = {"host": "node7", "rank": 0, "local_rank": 0, "world_size": 1, "pid": 4711, "time": "12:00:00"}

@@ -139,6 +139,37 @@ def test_prefix_and_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     ]
 
 
+def test_the_line_of_a_stream_that_is_gone_is_nobodys() -> None:
+    ids = set()
+    for _ in range(100):
+        stream = io.StringIO()
+        begun = id(stream) in ids
+        printflock("begin", end="", file=stream, prefix="{rank}:")
+        assert stream.getvalue() == "0: begin"
+        if begun:
+            return
+        ids.add(id(stream))
+        del stream
+    pytest.fail("no two streams had one id")
+
+
+def test_the_line_of_a_stream_without_weak_references() -> None:
+    class Stream:
+        __slots__ = ("texts",)
+
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
+        def write(self, text: str) -> None:
+            self.texts.append(text)
+
+    stream = Stream()
+    printflock("begin ", end="", file=stream, prefix="{rank}:")  # type: ignore[arg-type]
+    printflock("end", file=stream, prefix="{rank}:")  # type: ignore[arg-type]
+    printflock("next", file=stream, prefix="{rank}:")  # type: ignore[arg-type]
+    assert "".join(stream.texts) == "0: begin end\n0: next\n"
+
+
 @pytest.mark.parametrize("prefix", ["{step}", "{", "{0}", "{rank:q}", "{rank.x}"])
 def test_a_prefix_that_is_no_format(prefix: str) -> None:
     with pytest.raises(UsageError, match="is no format"):
