@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -110,35 +111,70 @@ def test_a_store_that_is_gone_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> 
     assert time.monotonic() - began < 30
 
 
-def wait_on_a_queue() -> None:
-    with contextlib.suppress(queue.Empty):
-        queue.Queue().get(timeout=20)  # type: ignore[var-annotated]
+@contextlib.contextmanager
+def wait_on_a_queue() -> Iterator[Callable[[], Any]]:
+    things: queue.Queue[int] = queue.Queue()
+    try:
+        yield things.get
+    finally:
+        things.put(1)
 
 
-def sleep() -> None:
-    time.sleep(20)
+@contextlib.contextmanager
+def sleep() -> Iterator[Callable[[], Any]]:
+    over = threading.Event()
+
+    def sleeps() -> None:
+        while not over.is_set():
+            time.sleep(0.1)
+
+    try:
+        yield sleeps
+    finally:
+        over.set()
 
 
-def read_a_pipe() -> None:
-    os.read(os.pipe()[0], 1)
+@contextlib.contextmanager
+def read_a_pipe() -> Iterator[Callable[[], Any]]:
+    end, other_end = os.pipe()
+
+    def reads() -> None:
+        os.read(end, 1)
+        os.close(end)
+
+    try:
+        yield reads
+    finally:
+        os.close(other_end)
 
 
-def wait_in_the_store() -> None:
+@contextlib.contextmanager
+def wait_in_the_store() -> Iterator[Callable[[], Any]]:
+    """A barrier of two, until the second one comes to it, over a client of its own."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    dist.distributed_c10d._store_based_barrier(0, store, "group", 2, __import__("datetime").timedelta(seconds=20))
+    barrier, within = dist.distributed_c10d._store_based_barrier, timedelta(seconds=300)
+    try:
+        yield lambda: barrier(0, store, "group", 2, within)
+    finally:
+        barrier(1, dist.TCPStore("127.0.0.1", store.port, is_master=False), "group", 2, within)
 
 
 @pytest.mark.parametrize(
-    ("function", "found"), [(wait_on_a_queue, ""), (sleep, ""), (read_a_pipe, ""), (wait_in_the_store, "test_side_")]
+    ("waiting", "found"), [(wait_on_a_queue, ""), (sleep, ""), (read_a_pipe, ""), (wait_in_the_store, "test_side_")]
 )
-def test_what_counts_as_inside_a_collective(function: Callable[[], None], found: str) -> None:
-    thread = threading.Thread(target=function, daemon=True)
-    thread.start()
-    time.sleep(0.5)
-    assert thread.ident is not None
-    frame = sys._current_frames()[thread.ident]
-    where = _deadline._collective(frame, thread.ident, idle=True, device=None)
-    assert (found in where) if found else where == "", where
+def test_what_counts_as_inside_a_collective(waiting: Any, found: str) -> None:
+    with waiting() as function:
+        thread = threading.Thread(target=function, daemon=True)
+        thread.start()
+        until, where = time.monotonic() + (60 if found else 0.5), ""
+        while time.monotonic() < until and not (found and found in where):
+            time.sleep(0.05)
+            frame = sys._current_frames()[thread.ident or 0]
+            where = _deadline._collective(frame, thread.ident or 0, idle=True, device=None)
+            assert found or not where, where
+        assert found in where, where
+    thread.join(60)
+    assert not thread.is_alive(), "what it raises later would be another test's"
 
 
 OTHER_RANK = """
