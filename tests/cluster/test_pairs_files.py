@@ -44,6 +44,66 @@ def test_csv_of_other_programs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "gbps"),
+    [
+        ("24.3 GB/s", 24.3),
+        ("24.3GBps", 24.3),
+        ("24.3 gbps", 24.3),  # as the header is written
+        ("194.4 Gb/s", 24.3),
+        ("194.4Gbit/s", 24.3),
+        ("24300 MB/s", 24.3),
+        ("24300000000 B/s", 24.3),
+        ("24.3 GBytes/sec", 24.3),
+        ("25 GiB/s", 26.8435456),
+        ("1,234.5", 1234.5),
+        ("24,3", 24.3),
+        ("2,430", 2430.0),
+        ("--", None),
+    ],
+)
+def test_a_bandwidth_with_its_unit(tmp_path: Path, written: str, gbps: float | None) -> None:
+    evidence = load_pairs(write(tmp_path, f'src,dst,gbps,status\na:0,a:1,"{written}",\n'))
+    assert evidence["gbps"] == [pytest.approx(gbps)]
+
+
+def test_a_comma_is_a_point_where_it_parts_no_columns(tmp_path: Path) -> None:
+    evidence = load_pairs(write(tmp_path, "src;dst;gbps;status\na:0;a:1;24,300 GB/s;ok\na:1;a:0;9,5;ok\n"))
+    assert evidence["gbps"] == [24.3, 9.5]
+
+
+@pytest.mark.parametrize("text", ["24 apples", "1.2.3", "GB/s", "24 GB/s or so"])
+def test_what_is_no_bandwidth_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match="should be a number"):
+        load_pairs(write(tmp_path, f"src,dst,gbps,status\na:0,a:1,{text},ok\n"))
+
+
+@pytest.mark.parametrize(
+    ("word", "status"),
+    [
+        ("Completed", "ok"),
+        ("ok (slow)", "ok"),
+        ("no error", "ok"),
+        ("timed out after 30 s", "hang"),
+        ("deadlock", "hang"),
+        ("ncclSystemError", "error"),
+        ("RuntimeException: 5", "error"),
+        ("aborted", "error"),
+    ],
+)
+def test_words_of_other_programs(tmp_path: Path, word: str, status: str) -> None:
+    evidence = load_pairs(write(tmp_path, f"src,dst,gbps,status\na:0,a:1,4,{word}\n"))
+    assert (evidence["status"], evidence["notes"]) == ([status], [])
+
+
+def test_a_word_that_is_not_known_is_fine_where_most_have_it_and_moved_something(tmp_path: Path) -> None:
+    rows = "a:0,a:1,4,fertig\na:1,a:0,4,fertig\na:0,a:2,4,fertig\na:2,a:0,0,kaputt\n"
+    evidence = load_pairs(write(tmp_path, "src,dst,gbps,status\n" + rows))
+    assert evidence["status"] == ["ok", "ok", "ok", "error"]
+    assert "'fertig' of 3 pairs is not known and is taken for ok" in evidence["notes"][0]
+    assert "'kaputt' of 1 pair is not known and is taken for an error" in evidence["notes"][1]
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "is empty"),

@@ -19,17 +19,26 @@ _MOST = 2 << 30  # bytes of a file
 _FORM = "the header of a CSV file is src,dst,gbps,status; src and dst are host:gpu, gbps is a number or empty"
 # Other programs' words for how a pair ended.
 _WORDS = {
-    "ok": "ok pass passed success successful good done true 0 slow degraded warn warning",
-    "hang": "hang hung hangs timeout timed_out timedout stuck wedged deadline",
-    "error": "error err fail failed failure exception refused unreachable false",
+    "ok": "ok okay pass passed success succeeded successful good fine done complete completed finished healthy normal "
+    "valid verified true yes 0 slow degraded warn warning",
+    "hang": "hang hung hangs hanging timeout timed_out timedout stuck wedged stalled deadlock deadline expired "
+    "unresponsive",
+    "error": "error err errored fail failed failure exception abort aborted refused unreachable oom false no",
     "wrong": "wrong corrupt corrupted corruption mismatch bad_data wrong_contents invalid",
     "dead": "dead died killed crash crashed lost exited gone down",
-    "missing": "missing nan none null na n/a unknown absent - not_measured",
+    "missing": "missing nan none null na n/a unknown absent - not_measured untested not_tested",
     "skipped": "skipped skip self diagonal not_run not_sampled",
 }
 _EXTRA = ("latency_us", "round", "both_gbps", "connect_us", "lost")
 _STATUS = {word: status for status, words in _WORDS.items() for word in words.split()}
-_NO_NUMBER = frozenset(("", "nan", "none", "null", "na", "n/a", "-", "inf", "+inf", "-inf", "infinity"))
+_NO_NUMBER = frozenset(("", "nan", "none", "null", "na", "n/a", "-", "--", "inf", "+inf", "-inf", "infinity"))
+_FAULT = re.compile(r"error|exception|fail|fault|abort")  # within a word, as in ncclSystemError
+# A figure with its unit: programs write `24.3 GB/s` and `194 Gbit/s`; a small b is a bit where a unit is written.
+_AMOUNT = re.compile(
+    r"(?P<number>[-+]?[0-9.,]*[0-9](?:[eE][-+]?[0-9]+)?)\s*"
+    r"(?:(?P<scale>[kKmMgGtT]?)(?P<binary>i?)(?P<unit>[bB](?:it|yte)?s?)(?:/s(?:ec)?|ps)?)?"
+)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def load_pairs(path: str | os.PathLike[str]) -> PairsEvidence:
@@ -89,8 +98,14 @@ def _ended(word: str) -> str | None:
     """Which of STATUSES a word stands for, or a few of them, as in `NCCL timeout (30 s)`; None where nothing tells."""
     if found := _STATUS.get(word) or _STATUS.get(word.replace(" ", "_").replace("-", "_")):
         return found
-    parts = {_STATUS.get(part) for part in re.findall(r"[a-z]+", word)}
-    return next((status for status in ("wrong", "dead", "hang", "error") if status in parts), None)
+    parts = [_STATUS.get(part) for part in re.findall(r"[a-z]+", word)]
+    if re.match(r"no (error|fail|fault|problem)", word):
+        return "ok"
+    if re.search(r"timed[ _-]?out", word):
+        return "hang"
+    if found := next((status for status in ("wrong", "dead", "hang", "error") if status in parts), None):
+        return found
+    return "error" if _FAULT.search(word) else "ok" if parts[:1] == ["ok"] else None
 
 
 class _Table:
@@ -102,15 +117,16 @@ class _Table:
         self.out: PairsEvidence = {
             "schema": SCHEMA, "gpus": [], "src": [], "dst": [], "gbps": [], "status": [], "notes": [],
         }  # fmt: skip
-        self.strange: dict[str, int] = {}
+        self.strange: dict[str, list[int]] = {}  # words that are not known, and their pairs
         self.colons: bool | None = None
+        self.comma_is_point = False
 
     def add(self, src: Any, dst: Any, gbps: Any, status: Any, where: str) -> None:
-        value = self._number(gbps, "gbps", where)
+        value = self._bandwidth(gbps, where)
         word = "" if status is None else str(status).strip().lower()
         ended = _ended(word) if word else ("missing" if value is None else "ok")
         if ended is None:
-            self.strange[str(status).strip()] = self.strange.get(str(status).strip(), 0) + 1
+            self.strange.setdefault(str(status).strip(), []).append(len(self.out["src"]))
             ended = "error"
         if value is not None and value < 0:
             if ended == "ok":
@@ -138,6 +154,23 @@ class _Table:
             self.out["gpus"].append(text)
         return self.number[text]
 
+    def _bandwidth(self, value: Any, where: str) -> float | None:
+        """GBps, of a number or of one with its unit; a small b is a bit, but not where all is written small."""
+        found = _AMOUNT.fullmatch(value.strip()) if isinstance(value, str) else None
+        if found is None:
+            return self._number(value, "gbps", where)
+        written, scale, unit = found["number"], found["scale"] or "", found["unit"] or ""
+        if "," in written:
+            one = written.count(",") == 1 and "." not in written
+            decimal = one and (self.comma_is_point or re.search(r",\d{3}(?!\d)", written) is None)
+            written = written.replace(",", "." if decimal else "")
+        number = self._number(written, "gbps", where)
+        if number is None or not unit:
+            return number
+        number *= float((1024 if found["binary"] else 1000) ** _POWER[scale.lower()]) / 1e9
+        bits = "it" in unit or (unit[0] == "b" and "yte" not in unit and scale.isupper())
+        return number / 8 if bits else number
+
     def _number(self, value: Any, column: str, where: str) -> float | None:
         if value is None or (isinstance(value, str) and value.strip().lower() in _NO_NUMBER):
             return None
@@ -161,10 +194,21 @@ class _Table:
     def evidence(self) -> PairsEvidence:
         if not self.out["src"]:
             raise UsageError(f"{self.file} has no pairs", _FORM)
-        for word, count in list(self.strange.items())[:5]:
-            pairs = f"{count} pair{'s' if count != 1 else ''}"
-            self.out["notes"].append(f"status {word[:40]!r} of {pairs} is not known and is taken for an error")
+        for word, pairs in list(self.strange.items())[:5]:
+            count = f"{len(pairs)} pair{'s' if len(pairs) != 1 else ''}"
+            usual = self._is_usual(pairs)
+            taken = "taken for ok, as most pairs have it, and a bandwidth" if usual else "taken for an error"
+            self.out["notes"].append(f"status {word[:40]!r} of {count} is not known and is {taken}")
+        for pairs in self.strange.values():
+            if self._is_usual(pairs):
+                for place in pairs:
+                    self.out["status"][place] = "ok"
         return self.out
+
+    def _is_usual(self, pairs: list[int]) -> bool:
+        """Whether a word that is not known is that of most pairs, and all of these moved something."""
+        gbps = self.out["gbps"]
+        return 2 * len(pairs) > len(gbps) and all((gbps[place] or 0) > 0 for place in pairs)
 
 
 def _from_csv(text: str, file: str) -> PairsEvidence:
@@ -172,6 +216,7 @@ def _from_csv(text: str, file: str) -> PairsEvidence:
     first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
     comma = max(",;\t", key=first.count)
     table = _Table(file)
+    table.comma_is_point = comma != ","
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=comma)
     header: list[str] = []
     extras: dict[str, list[Any]] = {}

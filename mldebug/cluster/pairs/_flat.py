@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mldebug.cluster.pairs._halves import halved
 from mldebug.cluster.pairs._stats import median, upper
 
 _GAP = 0.11  # of logarithms: nearer values are of one kind of link
@@ -31,6 +32,8 @@ def expected(rate: Any, most_bad: float) -> Any:
     if size == 2:
         top = np.nanmax(rate)
         return np.where(np.isfinite(rate) & (rate < top + np.log(0.6)), top, rate)
+    drop = halved(mean)
+    mean = mean + drop
     stars = _stars(mean, most_bad)
     none = np.zeros(size, dtype=bool)
     members = np.isfinite(mean).any(axis=1).sum()
@@ -40,7 +43,7 @@ def expected(rate: Any, most_bad: float) -> Any:
         if slow.sum() <= most_bad * members:  # else what was taken for bad members is a kind
             break
     later = np.triu(np.ones((size, size)), 1) - np.tril(np.ones((size, size)), -1)
-    return np.where(np.isfinite(mean), base + later * lean / 2, np.nan)
+    return np.where(np.isfinite(mean), base - drop + later * lean / 2, np.nan)
 
 
 def levels(values: Any, gap: float = _GAP) -> list[Any]:

