@@ -197,7 +197,9 @@ def _fail_only_once() -> None:
 def _dispatch_or_say_what_is_missing(arguments: list[str], own_process: bool) -> int:
     try:
         return _dispatch(arguments, own_process)
-    except ModuleNotFoundError as exc:
+    except MldebugError:
+        raise
+    except Exception as exc:
         from mldebug.cli._missing import as_usage_error
 
         error = as_usage_error(exc)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import mldebug
 from mldebug.cli import COMMANDS
-from mldebug.cli._missing import DISTRIBUTIONS, EXTRAS, as_usage_error
+from mldebug.cli._missing import DISTRIBUTIONS, EXTRAS, as_usage_error, require
+from mldebug.core.errors import UsageError
 
 # Runs each command line of stdin where no module named in argv can be imported; prints the status and stderr of each.
 WITHOUT = """
@@ -112,3 +115,86 @@ def test_a_module_that_a_script_misses_keeps_its_traceback(tmp_path: Path) -> No
     assert "Traceback (most recent call last)" in done.stderr
     assert f'File "{script}", line 2, in load' in done.stderr
     assert "pip install" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("files", "message", "hint"),
+    [
+        (
+            {"torch/__init__.py": "raise OSError('libcudnn.so.9: cannot open shared object file: No such file')"},
+            "torch cannot be imported: OSError: libcudnn.so.9: cannot open shared object file: No such file",
+            "LD_LIBRARY_PATH",
+        ),
+        (
+            {
+                "torch/__init__.py": "import torch._C",
+                "torch/_C.py": "raise ImportError('undefined symbol: nccl')",
+            },
+            "torch cannot be imported: ImportError: undefined symbol: nccl",
+            "-c 'import torch'` shows all of it",
+        ),
+        (
+            {"torch/__init__.py": "import not_there_at_all"},
+            "torch cannot be imported: ModuleNotFoundError: No module named 'not_there_at_all'",
+            "rename it",
+        ),
+        ({"torch.py": "x = 1"}, "torch cannot be imported: ", "torch.py is yours, it hides the package"),
+    ],
+)
+@pytest.mark.parametrize(
+    "words", [["overflow", "--", "train.py"], ["memory", "--", "train.py"], ["compare", "a", "b"], ["demo"]]
+)
+def test_a_package_that_cannot_be_loaded_is_an_error_with_its_cause(
+    tmp_path: Path, files: dict[str, str], message: str, hint: str, words: list[str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "train.py").write_text("import torch")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(mldebug.__file__).parents[1])])}
+    done = subprocess.run(
+        [sys.executable, "-m", "mldebug", words[0], "--json", *words[1:]],
+        check=False, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"mldebug: {message}")
+    assert second.startswith("hint: ")
+    assert hint in second
+    assert json.loads(done.stdout)["error"]["message"] in first
+
+
+def test_a_package_that_fails_under_a_script_is_the_scripts_to_show(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudnn.so.9')")
+    (tmp_path / "train.py").write_text("import torch")
+    done = subprocess.run(
+        [sys.executable, "-m", "mldebug", "trace", "-q", "--", "train.py"],
+        check=False, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "Traceback (most recent call last):"
+    assert done.stderr.splitlines()[-1] == "OSError: libcudnn.so.9"
+
+
+def test_a_folder_with_the_name_of_a_package_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shtab").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "shtab", raising=False)
+    with pytest.raises(UsageError, match="shtab is not installed"):
+        require("shtab")
+
+
+@pytest.mark.parametrize(
+    "words", [["comms", "--nproc", "2"], ["pairs", "--backend", "gloo", "--nproc", "2"], ["dist-test", "--nproc", "2"]]
+)
+def test_ranks_that_cannot_load_a_package_say_why(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.12: cannot open it')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(mldebug.__file__).parents[1])])}
+    done = subprocess.run(
+        [sys.executable, "-m", "mldebug", *words],
+        check=False, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "ImportError: libcudart.so.12: cannot open it" in " ".join(done.stdout.split())
+    assert "Traceback" not in done.stderr
