@@ -114,7 +114,7 @@ class Events:
             dtype=str(origin.dtype).removeprefix("torch."),
             limit=LIMIT.get(origin.dtype, math.inf),
             param=origin.param,
-            op=origin.node or origin.op,
+            op=origin.op if origin.hook else origin.node or origin.op,
             benign="by the loss scale" in origin.facts,
             rank=rank_now(),
             absmax=origin.absmax,

@@ -39,7 +39,7 @@ class Forwards:
         self.call: Call | None = None  # the root forward under way
         self.live: Frames | None = None  # takes frames from live tensors: replay, check="each", traced batches
         self.replaying = False  # what runs is a replay: frames are taken, nothing else
-        self.backwards = Backwards()
+        self.backwards = Backwards(recorder)
         self.unread: deque[Call] = deque()  # calls whose verdict was not read yet
         self.batches = 0  # root forwards, of all kinds
         self.micro_batch = 0  # training forwards since the last optimizer step
@@ -224,6 +224,7 @@ class Forwards:
         call.wrapped = watched.wrapper
         call.paused = tracing_now()
         self.call = call
+        call.node = torch._C._autograd._get_sequence_nr()
         if call.paused:
             return
         if call.training and call.grad:

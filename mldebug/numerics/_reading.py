@@ -58,12 +58,14 @@ def operation_lines(event: Event, width: int) -> list[str]:
     """The operation behind an event: its name and line, then a line for each operand."""
     made = event.operation
     assert made is not None
-    name = f"{made.node}, of {made.forward_op or 'no operation of the forward'}" if made.node else made.op
+    hook, of = "a hook" in made.facts, made.forward_op
+    name = f"{made.node}, of {of or 'no operation of the forward'}" if made.node else made.op
+    name = f"{made.op}, in a hook on the gradient of {of or 'a parameter'}" if hook and made.node else name
     lines = textwrap.wrap(f"operation: {name}", width, subsequent_indent="  ")
     if made.file:
         lines.append(_place(made, width))
         lines.append(f"    {made.code}"[:width])
-    if made.node:
+    if made.node and not hook:
         lines.append(f"  the gradient was computed by {made.op}:"[:width])
     lines += [f"    {operand.text()}"[:width] for operand in (*made.operands, *made.results)]
     return [line.rstrip() for line in lines]
@@ -91,6 +93,9 @@ def _of_operation(event: Event, made: Operation, history: Sequence[dict[str, Any
         opening = f"{_opening(event)} {made.op}{where} wrote it, as a constant."
     elif made.victim:
         opening = f"{made.op}{where} is the first operation that took a value which was bad already."
+    elif "a hook" in made.facts:
+        opening = f"Forward was finite; a hook on the gradient{where} made it {event.kind}"
+        opening += "." if made.op == "a hook" else f": {made.op}."
     elif made.node:
         formula = f"the gradient of {made.forward_op or 'an operation'} ({made.node}){where}"
         opening = f"Forward was finite; {formula} is {event.kind}."
@@ -100,6 +105,8 @@ def _of_operation(event: Event, made: Operation, history: Sequence[dict[str, Any
     sentences = [opening, cause.reading if cause is not None else "", *_before(event, history)]
     if event.sample is not None:
         sentences.insert(1, f"The first bad sample is number {event.sample} of the batch, counted from 0.")
+    if made.victim and cause is not None:
+        return " ".join(filter(None, sentences)), cause.remedy
     if made.victim and event.module is None:
         return " ".join(filter(None, sentences)), _hint(event)
     if made.victim:

@@ -156,6 +156,16 @@ def test_a_loss_outside_of_the_model_makes_the_bad_gradient() -> None:
         return (out - out.detach()).abs().sqrt().mean()
 
     report = watch(model, loop(model, lambda i: torch.ones(2, 4), loss_of=loss_of))
+    agrees(report.event, step=0, phase="backward", module=None, op="SqrtBackward0", role="gradient")
+
+
+def test_a_loss_outside_of_a_model_that_is_watched_in_part() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def loss_of(out: Tensor) -> Tensor:
+        return (out - out.detach()).abs().sqrt().mean()
+
+    report = watch(model, loop(model, lambda i: torch.ones(2, 4), loss_of=loss_of), exclude=["0"])
     agrees(report.event, step=0, phase="backward", module=None, op=None, role="gradient")
     assert "outside" in report.not_replayed and "reached the model" in report.reading
     assert "None" not in report.text() and "diagnose(model" in report.hint

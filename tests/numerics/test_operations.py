@@ -12,6 +12,7 @@ from mldebug.numerics.ops._causes import CAUSES
 from . import cases_ops_more, cases_reports  # noqa: F401 (they enter their cases)
 from .cases_ops import OP_HEALTHY, OP_TROUBLES
 from .kit import agrees, hooks_now
+from .test_after_the_model import BACKWARD, FORWARD, OPTIMIZERS
 from .test_hurt_causes import BATCH_NORM
 from .test_hurt_causes import CASES as SPECIAL
 
@@ -52,6 +53,10 @@ def test_trouble(name: str) -> None:
 def test_each_cause_has_its_case() -> None:
     wanted = [case.expect.get("cause") for case in OP_TROUBLES.values()]
     shown = {key for want in wanted if want for key in (want if isinstance(want, tuple) else (want,))}
+    shown |= {cause for _, _, cause in (*BACKWARD.values(), *FORWARD.values())} | {
+        cause for _, cause in OPTIMIZERS.values()
+    }
+    shown |= {"hook on an output", "negative variance of the optimizer"}  # each has a test of its own
     assert {cause.key for cause in CAUSES} == shown | {wanted for _, _, wanted in SPECIAL.values()} | {BATCH_NORM}
     assert all(cause.reading and cause.remedy for cause in CAUSES)
 

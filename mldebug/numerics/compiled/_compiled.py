@@ -260,8 +260,7 @@ def _passes(key: int) -> bool:
 @_constant
 def _is_watched(key: int) -> bool:
     watched = _lookup(key)
-    # Exporting is asked for here: in the trace some versions of dynamo hold torch.compiler.is_exporting() for True.
-    if watched is None or watched.muted or watched.wrapper or torch.compiler.is_exporting():
+    if watched is None or watched.muted or watched.wrapper or _is_exporting():
         return False
     return _may_record()
 
@@ -269,7 +268,7 @@ def _is_watched(key: int) -> bool:
 @_constant
 def _root_site(key: int) -> int:
     watched = _lookup(key)
-    if watched is None or watched.wrapper or watched.name or torch.compiler.is_exporting() or not _may_record():
+    if watched is None or watched.wrapper or watched.name or _is_exporting() or not _may_record():
         return -1
     return _site_index(watched, "", "output")
 
@@ -293,6 +292,15 @@ def _optimizer_index(key: int) -> int:
     return len(_OPTIMIZERS) - 1
 
 
+def _is_exporting() -> bool:
+    """Asked for outside of the trace: inside some versions of dynamo hold torch.compiler.is_exporting() for True."""
+    if hasattr(torch.compiler, "is_exporting"):  # since torch 2.7
+        return torch.compiler.is_exporting()
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return bool(InstructionTranslator.current_tx().output.export)
+
+
 def _may_record() -> bool:
     """Not in what runs under vmap or grad, as in eager mode, nor in a body that must change nothing."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -310,7 +318,7 @@ def _may_record() -> bool:
 def _lookup(key: int) -> Watched | None:
     hub = _hub_of()
     watched: Watched | None = hub.TABLE.get(key)
-    if watched is None and hub.RECORDERS and not torch.compiler.is_exporting():
+    if watched is None and hub.RECORDERS and not _is_exporting():
         module = _object(key)
         # The first one met is the outermost: a root in command mode. Or it was added to a root since.
         watched = None if hasattr(module, "_orig_mod") else hub.meet(module)

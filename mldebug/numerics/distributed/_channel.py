@@ -186,4 +186,9 @@ def _own_client(store: Any, name: str) -> Any:
         base = base.underlying_store
     if not isinstance(base, (dist.TCPStore, dist.FileStore)):
         return None
-    return dist.PrefixStore(f"mldebug/{name}", store.clone())
+    if hasattr(store, "clone"):
+        return dist.PrefixStore(f"mldebug/{name}", store.clone())
+    if isinstance(base, dist.FileStore):
+        return dist.PrefixStore(f"mldebug/{name}", dist.FileStore(base.path, -1))
+    client = dist.TCPStore(base.host, base.port, is_master=False, wait_for_workers=False, timeout=base.timeout)
+    return dist.PrefixStore(f"mldebug/{name}", client)

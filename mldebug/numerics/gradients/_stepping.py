@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,4 +63,4 @@ class Stepping:
         event = self._states.after_step(optimizer, step)
         # Of a gradient that was bad before it is the mark, and the next forward tells what came of the replay.
         if event is not None and not self._judge.has_unshown(event.step):
-            self._respond.handle(Found(event, [], ""))
+            self._respond.handle(Found(replace(event, cause=self._judge.updates.of_state(event)), [], ""))

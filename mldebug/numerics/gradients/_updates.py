@@ -49,11 +49,19 @@ class Updates:
         if param is not None:
             holding = [optimizer for optimizer in self._optimizers if _group(optimizer, param)]
             norm = next((n for owner, name, _, n in norms.each if join_name(owner.name, name) == event.param), math.inf)
-            if any(_divides_by_zero(optimizer, param) for optimizer in holding):
-                return "eps too small"
+            if key := next(filter(None, (_divides(optimizer, param) for optimizer in holding)), ""):
+                return key
+            if norm == 0.0 and event.kind == "nan":  # of a finite weight and a gradient of 0: it took a norm, say
+                return "zero denominator of the optimizer"
             if any(_furthest(optimizer, param, norm) < _NEAR * event.limit for optimizer in holding):
                 return ""
         return "update beyond the range" if event.kind == "inf" else ""
+
+    def of_state(self, event: Event) -> str:
+        """The same for what an optimizer keeps of a parameter."""
+        param = None if event.param is None else self._weights.find(event.param)
+        keys = ("" if param is None else _divides(optimizer, param) for optimizer in self._optimizers)
+        return next(filter(None, keys), "")
 
 
 def _group(optimizer: torch.optim.Optimizer, param: Tensor) -> dict[str, Any]:
@@ -81,11 +89,27 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, (int, float)) or math.isfinite(value)
 
 
-def _divides_by_zero(optimizer: torch.optim.Optimizer, param: Tensor) -> bool:
-    """Whether sqrt(v) + eps is zero somewhere in float16: eps is lost there, and an average of squares is zero."""
-    state = optimizer.state.get(param)
-    squares = state.get("exp_avg_sq") if isinstance(state, dict) else None
-    eps = _group(optimizer, param).get("eps")
-    if not isinstance(squares, Tensor) or squares.dtype is not torch.float16 or not isinstance(eps, float):
-        return False
-    return float(torch.tensor(eps, dtype=squares.dtype)) == 0.0 and bool((squares == 0).any())
+def _divides(optimizer: torch.optim.Optimizer, param: Tensor) -> str:
+    """The key of a cause where an optimizer has divided by zero (a weight is bad where what is kept of it is 0, and eps
+    is 0 in that dtype), or taken the root of a negative number; "" elsewhere."""
+    state, group = optimizer.state.get(param), _group(optimizer, param)
+    eps, bad = group.get("eps"), ~torch.isfinite(param.detach())
+    if not isinstance(state, dict) or not isinstance(eps, (int, float)):
+        return ""
+    kept = {
+        name: value
+        for name, value in state.items()
+        if isinstance(value, Tensor) and value.shape == param.shape and value.is_floating_point()
+    }
+    for value in kept.values():
+        lost = float(torch.tensor(eps, dtype=value.dtype)) == 0.0
+        if lost and bool((bad & (value == 0)).any()):
+            return "eps too small" if value.dtype is torch.float16 else "zero denominator of the optimizer"
+    squares, mean = kept.get("square_avg"), kept.get("grad_avg")
+    if (
+        squares is not None
+        and mean is not None
+        and bool((bad & (torch.addcmul(squares, mean, mean, value=-1) < 0)).any())
+    ):
+        return "negative variance of the optimizer"
+    return ""

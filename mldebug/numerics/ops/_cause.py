@@ -27,7 +27,7 @@ class Cause:
 def fits(cause: Cause, made: Operation, phase: str) -> bool:
     """Whether a row fits an operation."""
     name = base_name(made.op)
-    if made.node.endswith("Backward"):  # a formula of the user's own: its operations are like those of a forward
+    if made.node.endswith("Backward") or "a hook" in made.facts:  # code of the user's own
         phase = "forward" if cause.phase == "forward" else phase
     elif made.node:
         name = made.node.rstrip("0123456789").removesuffix("Backward").lower()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mldebug.numerics._event import Operation
 from mldebug.numerics.ops._cause import Cause, fits
-from mldebug.numerics.ops._op_names import ATTENTION
+from mldebug.numerics.ops._causes_gradients import GRADIENTS
+from mldebug.numerics.ops._op_names import ATTENTION, FUSED
 
 
 def cause_of(op: str, node: str, phase: str, facts: frozenset[str]) -> Cause | None:
@@ -54,16 +55,23 @@ CAUSES: tuple[Cause, ...] = (
     ),
     # Divisions.
     Cause(
-        "eps too small", "addcdiv div", "a zero divisor, half",
+        "eps too small", f"addcdiv div reciprocal rsqrt {FUSED}", "a zero divisor, half",
         "The optimizer divides by zero in float16: sqrt(v) and eps are both below what float16 can hold (eps=1e-8 is "
         "0).",
         "keep the weights of the optimizer in float32 (autocast), or raise eps to 1e-4 and more",
         phase="optimizer",
     ),
     Cause(
-        "zero denominator of the optimizer", "addcdiv div", "a zero divisor",
-        "The optimizer divides by zero: sqrt(v) + eps is 0 where a gradient was always 0.",
-        "give the optimizer an eps above 0 that its dtype can hold",
+        "zero denominator of the optimizer", f"addcdiv div reciprocal rsqrt {FUSED}", "a zero divisor",
+        "The optimizer divides by zero: sqrt(v) + eps is 0 where a gradient was always 0, and so is its norm.",
+        "give the optimizer an eps above 0 that its dtype can hold; leave out what has no gradient",
+        phase="optimizer",
+    ),
+    Cause(
+        "negative variance of the optimizer", "sqrt addcmul", "a negative operand",
+        "The optimizer takes the root of a variance that rounding has made negative: a mean of squares less the square "
+        "of a mean, as RMSprop with centered=True does.",
+        "centered=False, or an eps inside of the root: gradients that hardly change leave no variance",
         phase="optimizer",
     ),
     Cause(
@@ -147,7 +155,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "singular matrix",
-        "linalg_solve_ex linalg_inv_ex linalg_lu_factor_ex lu_solve linalg_solve_triangular cholesky_solve",
+        "linalg_solve_ex linalg_inv_ex linalg_lu_factor_ex lu_solve linalg_solve_triangular cholesky_solve "
+        "linalg_slogdet",
         "finite operands",
         "The matrix has no inverse (its rank is too low), or hardly one in this dtype.",
         "add a small multiple of the identity, use torch.linalg.lstsq, or compute this in float64",
@@ -160,91 +169,7 @@ CAUSES: tuple[Cause, ...] = (
         "clamp the operand at an eps (softplus(x) + eps), or exp() of a bounded number",
         phase="forward",
     ),
-    # Gradients.
-    Cause(
-        "norm of the gradients overflows", "linalg_vector_norm norm", "inf, finite operands",
-        "The norm of finite gradients is inf: their squares are beyond the dtype. clip_grad_norm_ then multiplies all "
-        "gradients by 0, and an inf gradient by 0 is NaN.",
-        "take the norm in float32, scale the loss down, and call clip_grad_norm_(..., error_if_nonfinite=True)",
-        phase="backward",
-    ),
-    Cause(
-        "gradient beyond float16", "*", "inf, float16, finite operands, no zero",
-        "A gradient is larger than float16 can hold (65504).",
-        "use a GradScaler (or a smaller loss scale), clip before the cast, or train in bfloat16",
-        phase="backward",
-    ),
-    Cause(
-        "gradient overflow", "*", "inf, finite operands, no zero",
-        "The gradient is beyond the range of its dtype, although all that it is computed from is finite.",
-        "look for a steep function before it (exp, a power, a division by a tiny number), and bound what it takes",
-        phase="backward",
-    ),
-    Cause(
-        "repeated singular values", "linalgeigh linalgsvd linalgeig symeig svd", "a gradient",
-        "The gradient of eigenvectors and singular vectors divides by the differences of the values: where two are "
-        "equal (or one is 0, for svd) it is 0/0 or inf.",
-        "use only the values (eigvalsh, svdvals), add a small random diagonal first, or do not differentiate this",
-        phase="backward",
-    ),
-    Cause(
-        "gradient of sqrt at zero", "sqrt", "a gradient",
-        "The gradient of sqrt(x) is 1 / (2 sqrt(x)): at x = 0 it is inf, and NaN where the gradient that comes in is "
-        "0, as it does behind torch.where or a mask.",
-        "take the root of a safe x: torch.sqrt(torch.where(ok, x, 1.0)), or of x + eps or x.clamp(min=eps)",
-        phase="backward",
-    ),
-    Cause(
-        "gradient of a power at zero", "pow", "a gradient",
-        "The gradient of x**p has the factor x**(p - 1), which is inf at x = 0 for p < 1.",
-        "take the power of x.clamp(min=eps), or of torch.where(ok, x, 1.0)",
-        phase="backward",
-    ),
-    Cause(
-        "gradient of log at zero", "log log2 log10 log1p logit xlogy special_entr specialentr", "a gradient",
-        "The gradient of log(x) is 1/x: at x = 0 it is inf, and NaN where the gradient that comes in is 0, as it does "
-        "behind torch.where or a mask.",
-        "take the log of a safe x: torch.log(torch.where(ok, x, 1.0)), or of x.clamp(min=eps)",
-        phase="backward",
-    ),
-    Cause(
-        "gradient of the gamma function at a pole", "lgamma digamma polygamma", "a gradient",
-        "The gradients of lgamma and digamma are not finite at 0, -1, -2 ..., also where torch.where leaves that out.",
-        "give it a safe operand: torch.lgamma(torch.where(ok, x, 1.0)), or x.clamp(min=eps)",
-        phase="backward",
-    ),
-    Cause(
-        "gradient of a quotient at zero", "div reciprocal rsqrt", "a gradient",
-        "The gradient of a / b has the factor 1 / b, which is inf at b = 0; behind torch.where or a mask it is "
-        "multiplied by 0, and 0 * inf is NaN.",
-        "divide by a safe divisor: a / torch.where(ok, b, 1.0)",
-        phase="backward",
-    ),
-    Cause(
-        "gradient of arccos or arcsin at the edge", "acos asin atanh acosh", "a gradient",
-        "The gradient of acos, asin and atanh is inf at -1 and 1.",
-        "clamp the operand to +-(1 - eps) first, or use atan2",
-        phase="backward",
-    ),
-    Cause(
-        "gradient of exp behind where", "exp expm1", "an inf operand",
-        "exp overflowed in a branch that torch.where (or clamp) leaves out: its gradient there is 0 * inf = NaN.",
-        "clamp the operand of exp first: torch.exp(torch.where(ok, x, 0.0))",
-        phase="backward",
-    ),
-    Cause(
-        "0 * inf behind where", "*", "zero and inf, nan",
-        "Forward hid an inf behind torch.where or a mask; backward multiplies it by a gradient of 0, and 0 * inf is "
-        "NaN.",
-        "make the operand safe before the operation, not its result: f(torch.where(ok, x, 1.0))",
-        phase="backward",
-    ),
-    Cause(
-        "gradient beyond float16", "*", "inf, float16, finite operands",
-        "A gradient is larger than float16 can hold (65504).",
-        "use a GradScaler (or a smaller loss scale), clip before the cast, or train in bfloat16",
-        phase="backward",
-    ),
+    *GRADIENTS,
     # Statistics and losses.
     Cause(
         "std of one sample", "std var std_mean var_mean", "one sample",
@@ -370,6 +295,27 @@ CAUSES: tuple[Cause, ...] = (
         "uninitialised memory", "empty empty_like new_empty empty_strided resize", "",
         "The memory was never written: torch.empty holds whatever was there.",
         "use torch.zeros, or write every element before it is read",
+    ),
+    Cause(
+        "hook on an output", "*", "a hook",
+        "The gradient of the loss was finite; a hook on what the model returned (register_hook) made it bad.",
+        "look at the hook: it divides by a norm that is 0, or scales beyond the range",
+        phase="backward",
+    ),
+    # What the graph of a loss takes from outside of it.
+    Cause(
+        "bad before the graph", "*", "no graph, nan, one element",
+        "It was made without gradients, from rewards or weights say, and is one number alone: the deviation of one "
+        "sample is NaN, and so is the mean of none.",
+        "std(correction=0) or no division where there is one sample; mldebug.check(value, name) tells where it begins, "
+        "and diagnose(model, step) its operation",
+    ),
+    Cause(
+        "bad before the graph", "*", "no graph",
+        "It was made without gradients, of rewards, weights or labels say: by 0/0, a log of zero, the deviation of one "
+        "sample.",
+        "mldebug.check(value, name) after the lines that make it tells where it begins, and diagnose(model, step) its "
+        "operation",
     ),
     # Precision.
     Cause(

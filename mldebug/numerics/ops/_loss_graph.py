@@ -13,8 +13,8 @@ from torch import Tensor
 from mldebug.numerics._event import Operation
 from mldebug.numerics.ops._causes import cause_of
 from mldebug.numerics.ops._kept import KeptCall, keep_call
-from mldebug.numerics.ops._op_names import short_name
-from mldebug.numerics.ops._operands import Operand, describe, facts_of, named
+from mldebug.numerics.ops._op_names import base_name, results_for_backward, short_name
+from mldebug.numerics.ops._operands import Operand, describe, facts_of, named, tensors_in
 from mldebug.numerics.ops._origins import FINE, INF, NAN, state_of
 
 _NODES = 10_000  # of a graph that are looked at
@@ -42,6 +42,28 @@ _AGAIN = {
     "NllLossBackward0": _aten.nll_loss_forward.default,
     "NllLoss2DBackward0": _aten.nll_loss2d_forward.default,
     "MeanBackward0": _aten.mean.default,
+    "AcoshBackward0": _aten.acosh.default,
+    "ErfinvBackward0": _aten.erfinv.default,
+    "LogitBackward0": _aten.logit.default,
+    "XlogyBackward0": _aten.xlogy.Tensor,
+    "DigammaBackward0": _aten.digamma.default,
+    "SinhBackward0": _aten.sinh.default,
+    "CoshBackward0": _aten.cosh.default,
+    "ProdBackward0": _aten.prod.default,
+    "CumprodBackward0": _aten.cumprod.default,
+    "LogsumexpBackward0": _aten.logsumexp.default,
+    "LinalgVectorNormBackward0": _aten.linalg_vector_norm.default,
+    "LinalgSlogdetBackward0": _aten._linalg_slogdet.default,
+    "LinalgDetBackward0": _aten._linalg_det.default,
+    "SmoothL1LossBackward0": _aten.smooth_l1_loss.default,
+    "HuberLossBackward0": _aten.huber_loss.default,
+    "BinaryCrossEntropyWithLogitsBackward0": _aten.binary_cross_entropy_with_logits.default,
+    "CtcLossBackward0": _aten._ctc_loss.default,
+    "CtcLossBackward1": _aten._ctc_loss.Tensor,
+    "MmBackward0": _aten.mm.default,
+    "BmmBackward0": _aten.bmm.default,
+    "MvBackward0": _aten.mv.default,
+    "DotBackward0": _aten.dot.default,
 }
 # Nodes that keep their result alone, and what an inf in it says of the operand. An inf that comes in gives 0 in the
 # first two, so theirs is their own; in the others it would pass, so these count in wide dtypes only.
@@ -51,8 +73,12 @@ _RESULTS = {
     "ExpBackward0": (_aten.exp.default, "finite operands"),
     "Expm1Backward0": (_aten.expm1.default, "finite operands"),
 }
+# Nodes that keep the result of a softmax: NaN in all of a row and in no other is its own.
+_SOFTMAX = {"LogSoftmaxBackward0": _aten._log_softmax.default, "SoftmaxBackward0": _aten._softmax.default}
+_MASKS = {"MaskedFillBackward0": ("_saved_mask", False), "WhereBackward0": ("_saved_condition", True)}
 _WIDE = (torch.float32, torch.float64)
 _FROM_DATA = {"target", "weight"}
+_NO_GRAPH = "no graph"  # a fact: a bad operand was made without gradients, or before
 _TAKES_INFINITY = ("NllLossBackward0", "NllLoss2DBackward0")  # the logit of a class that is masked is -inf
 
 
@@ -81,15 +107,18 @@ def operation_of_loss(loss: Tensor, after: int, keep: bool) -> LossOperation | N
             continue
         seen.add(node)
         stack += [following for following, _ in node.next_functions]
+    nodes = sorted(seen, key=lambda node: node._sequence_nr())
+    given: LossOperation | None = None  # the first that took something bad which nobody in the graph made
     with torch.no_grad():
-        for node in sorted(seen, key=lambda node: node._sequence_nr()):
+        for node in nodes:
             try:
-                found = _again(node, keep) or _divided_by_zero(node, loss) or _by_its_result(node)
+                found = _again(node, keep) or _divided_by_zero(node, loss) or _by_its_result(node) or _softmax(node)
+                given = given or (_from_outside(node) if found is None else None)
             except RuntimeError:  # freed, or of a kind that is not read here
                 continue
             if found is not None:
-                return found
-    return None
+                return given or found
+    return given
 
 
 def _again(node: Any, keep: bool) -> LossOperation | None:
@@ -104,7 +133,8 @@ def _again(node: Any, keep: bool) -> LossOperation | None:
     if bad and not victim and (node.name() not in _TAKES_INFINITY or max(bad.values()) == NAN):
         return None
     made = func(*args, **kwargs)
-    result = made[0] if isinstance(made, tuple) else made
+    results = list(tensors_in(made))
+    result = max(results[:1] if results_for_backward(base_name(str(func))) else results, key=state_of)
     if (state := state_of(result)) == FINE:
         return None
     kind = "nan" if state == NAN else "inf"
@@ -144,6 +174,60 @@ def _by_its_result(node: Any) -> LossOperation | None:
         return None
     facts = facts_of(str(func), [], [result], "inf") | {fact}
     return _without_operands(func, describe([("result", result)]), facts, "inf", result.dtype)
+
+
+def _softmax(node: Any) -> LossOperation | None:
+    """A softmax of a row in which all is -inf, as a mask makes it; its operand is not kept, a mask before it is."""
+    func = _SOFTMAX.get(node.name())
+    if func is None:
+        return None
+    result, dim = node._saved_result, _signed(node._saved_dim)
+    rows = torch.isnan(result).all(dim=dim)
+    if not result.numel() or not bool(rows.any()):
+        return None
+    facts = facts_of(str(func), [], [result], "nan") - {"finite operands"}
+    if _is_masked(node, rows, dim):
+        facts |= {"a row of -inf"}
+    return _without_operands(func, describe([("result", result)]), facts, "nan", result.dtype)
+
+
+def _is_masked(node: Any, rows: Tensor, dim: int) -> bool:
+    """Whether a mask that was filled in shortly before leaves none of one of these rows open."""
+    for _ in range(8):
+        node = node.next_functions[0][0] if node.next_functions else None
+        if node is None:
+            return False
+        if node.name() in _MASKS:
+            saved, keeps = _MASKS[node.name()]
+            mask = getattr(node, saved)
+            closed = (mask.logical_not() if keeps else mask).all(dim=dim) if mask.dim() else mask
+            try:
+                return bool((closed & rows).any())
+            except RuntimeError:  # of another shape: something was moved in between
+                return bool(closed.any())
+    return False
+
+
+def _from_outside(node: Any) -> LossOperation | None:
+    """An operation that took a bad operand without a graph: rewards, weights, what was made under no_grad."""
+    for name in dir(node):
+        value = getattr(node, name) if name.startswith("_saved_") else None
+        if not isinstance(value, Tensor) or value.requires_grad or name.startswith("_saved_result"):
+            continue
+        if (state := state_of(value)) not in (NAN, INF):
+            continue
+        kind = "nan" if state == NAN else "inf"
+        pairs = [(name.removeprefix("_saved_"), value)]
+        one = {"one element"} if value.numel() == 1 else set()
+        facts = frozenset({kind, _NO_GRAPH, *one})
+        func = _AGAIN.get(node.name())
+        kind_of = node.name().rstrip("0123456789").removesuffix("Backward").lower()
+        operation = Operation(
+            op=f"aten.{kind_of}" if func is None else short_name(func), operands=describe(pairs),
+            facts=tuple(sorted(facts)), victim=True, cause="bad before the graph",
+        )  # fmt: skip
+        return LossOperation(operation, kind, value.dtype, "it took what was bad before")
+    return None
 
 
 def _without_operands(

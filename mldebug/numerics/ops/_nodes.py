@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from mldebug.numerics.ring._records import Watched
 
 
+def is_hooked(node: Any) -> bool:
+    """Whether user code that a node of torch's own has called is a hook on its gradients; else it is a formula."""
+    name = node.name()
+    return not name.endswith("Backward") or name.startswith("BackwardHookFunction")
+
+
 @dataclass
 class Made:
     """An operation of the forward."""

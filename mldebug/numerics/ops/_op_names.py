@@ -45,6 +45,7 @@ ATTENTION = (
     "scaled_dot_product_flash_attention scaled_dot_product_attention_math scaled_dot_product_cudnn_attention "
     "transformer_encoder_layer_fwd native_multi_head_attention"
 )
+FUSED = "fused_adam fused_adamw fused_adagrad"  # a whole step of an optimizer
 SOFTMAX = words("softmax log_softmax safe_softmax logsumexp")
 LOGS = words("log log2 log10 log1p log_softmax xlogy logit special_xlog1py logsumexp log_sigmoid_forward")
 # They turn -inf into +inf and mean nothing by it.

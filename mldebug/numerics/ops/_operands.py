@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mldebug.numerics._tensors import parts
-from mldebug.numerics.ops._op_names import ATTENTION, RUNNING, base_name, words
+from mldebug.numerics.ops._op_names import ATTENTION, FUSED, RUNNING, base_name, words
 from mldebug.numerics.ring._stats import LIMIT
 
 _SHOWN = 8  # operands of one operation that are kept
@@ -175,9 +175,8 @@ def _quotient(base: str, given: dict[str, Any], floats: list[Tensor], result: Te
         above, below = given.get("tensor1"), given.get("tensor2")
     elif below is None:
         below = given.get("scalar", given.get("scalars"))
-    pairs = list(zip(_listed(above), _listed(below), strict=False)) if isinstance(above, (list, tuple)) else [
-        (above, below)
-    ]  # fmt: skip
+    listed = isinstance(above, (list, tuple)) or isinstance(below, (list, tuple))
+    pairs = list(zip(_listed(above), _listed(below), strict=False)) if listed else [(above, below)]
     found: set[str] = set()
     for top, bottom in pairs:
         if isinstance(top, (Tensor, int, float)) and isinstance(bottom, (Tensor, int, float)):
@@ -187,6 +186,14 @@ def _quotient(base: str, given: dict[str, Any], floats: list[Tensor], result: Te
                 if bool((zeros & torch.as_tensor(top, device=zeros.device).eq(0)).any()):
                     found.add("zero over zero")
     return found
+
+
+def _fused(base: str, given: dict[str, Any], floats: list[Tensor], result: Tensor | None) -> set[str]:
+    """A step of an optimizer in one kernel: an average of squares is 0, and so is eps in its dtype."""
+    squares = [t for name in ("exp_avg_sqs", "state_sums") for t in tensors_in(given.get(name))]
+    eps = given.get("eps", 0.0)
+    lost = any(not float(torch.tensor(eps, dtype=t.dtype)) and bool((t == 0).any()) for t in squares)
+    return {"a zero divisor"} if lost else set()
 
 
 def _listed(value: Any) -> list[Any]:
@@ -307,6 +314,7 @@ def _ctc(base: str, given: dict[str, Any], floats: list[Tensor], result: Tensor 
 
 _LOOKS: tuple[tuple[frozenset[str], Look], ...] = (
     (words("div reciprocal rsqrt addcdiv true_divide remainder fmod"), _quotient),
+    (words(FUSED), _fused),
     (words("log log2 log10 log1p sqrt rsqrt pow acos asin acosh atanh erfinv xlogy logit"), _domain),
     (frozenset({"lgamma", "digamma", "polygamma"}), _poles),
     (frozenset({"native_batch_norm"}), _variance),

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from mldebug.numerics._tensors import parts
 from mldebug.numerics.ops._kept import MAX_KEPT, KeptCall, copied, keep_call, random_state, replaced
+from mldebug.numerics.ops._nodes import is_hooked
 from mldebug.numerics.ops._op_names import OVERWRITES, base_name, short_name
 from mldebug.numerics.ops._operands import changed_by, describe, facts_of, named, tensors_in
 from mldebug.numerics.ops._origins import NAN, Origin, Sort, state_of
 from mldebug.numerics.ops._places import ModuleStack, place_in_step
-from mldebug.numerics.ops._source import users_line
+from mldebug.numerics.ops._source import line_in_backward, users_line
 from mldebug.numerics.ring._stats import finite_absmax
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class OriginMaker:
             forward = self._nodes.of(node)
             if forward is not None:
                 origin.owner, origin.line, origin.forward_op = forward.owner, forward.line, forward.op
+            if (line := line_in_backward()) is not None:
+                origin.line, origin.hook = line, is_hooked(node)
             if (leaf := self._parameters.made_by(node)) is not None:
                 origin.owner, origin.param = origin.owner or leaf[0], leaf[1]
         if origin.phase == "optimizer" and origin.param is not None and sort == "written":
@@ -123,6 +126,7 @@ class OriginMaker:
         origin.results = describe([("result", tensor) for tensor in bad[:1]])
         kind = "nan" if origin.worst == NAN else "inf"
         origin.facts = facts_of(str(func), pairs, bad, kind) | (frozenset({"a gradient"} if origin.node else ()))
+        origin.facts |= {"a hook"} if origin.hook else set()
         plain = [part for tensor in bad[:1] for part in parts(tensor)]
         if plain:
             origin.absmax, origin.numel = finite_absmax(plain[0]), plain[0].numel()

@@ -81,6 +81,7 @@ class Origin:
     not_kept: str = ""  # why there is none
     found: bool = False  # it is of consequence: an event
     discarded: bool = False  # its bad elements were left out by a selection
+    hook: bool = False  # of backward: a hook of the user's made it, on the gradient of that node
     compared: bool = False  # inside a formula it was compared with something, maybe to be left out
 
     @property

@@ -15,7 +15,12 @@ _USER, _LIBRARY, _OURS = range(3)
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _ROOM = os.path.dirname(os.path.dirname(__file__))
 _HERE = _ROOM + os.sep
-_PASSED_BY = ("_hub.py", "_ops.py", "_collectives.py")  # they stand between a module and its caller
+_PASSED_BY = (
+    "_hub.py",
+    "_ops.py",
+    "_loss_backward.py",
+    "_collectives.py",
+)  # they stand between a module and its caller
 _WRAPPERS = tuple(  # of transformers, around calls of torch; and of the libraries that call a step
     os.path.join(os.sep, *path)
     for path in (
@@ -44,10 +49,17 @@ class Line(NamedTuple):
 def users_line() -> Line | None:
     """The innermost line of user or model code; None where there is none, as in the threads of backward."""
     found = _innermost(sys._getframe(1))
-    if found is None:
-        return None
-    code = found.f_code
-    return Line(code.co_filename, found.f_lineno, getattr(code, "co_qualname", code.co_name))  # qualname: Python 3.11
+    return None if found is None else _line(found)
+
+
+def line_in_backward() -> Line | None:
+    """Inside backward: the innermost line of user code that it has called, a hook or a formula of the user's own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward" and not _calls_forward(frame):
+        if _owner(frame.f_code.co_filename) == _USER:
+            return _line(frame)
+        frame = frame.f_back
+    return None
 
 
 def ours_is_running() -> bool:
@@ -80,11 +92,11 @@ def recomputed() -> bool:
 
 
 def _calls_forward(frame: FrameType) -> bool:
-    """Whether a frame is the one that calls a module's forward."""
+    """Whether a frame is the one that calls a module's forward, or the formula of a gradient again."""
     code = frame.f_code
     if code.co_filename == _MODULE:
         return code.co_name in ("_call_impl", "inner")
-    return code.co_name == "_call" and code.co_filename == _HUB
+    return (code.co_name, code.co_filename) in (("_call", _HUB), ("_again", _NODES))
 
 
 def callers(*names: str) -> bool:
@@ -102,7 +114,13 @@ def callers(*names: str) -> bool:
 
 _MODULE = os.path.join(_TORCH, "nn", "modules", "module.py")
 _HUB = os.path.join(_ROOM, "_hub.py")
+_NODES = os.path.join(_ROOM, "ops", "_loss_backward.py")
 _CHECKPOINT = os.path.join(_TORCH, "utils", "checkpoint.py")
+
+
+def _line(frame: FrameType) -> Line:
+    code = frame.f_code
+    return Line(code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name))  # qualname: Python 3.11
 
 
 def _innermost(frame: FrameType | None) -> FrameType | None:

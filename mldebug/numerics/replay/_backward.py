@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from mldebug.numerics._tensors import leaves, parts
+from mldebug.numerics.ops._loss_backward import LossBackward
+from mldebug.numerics.ops._source import Line
 from mldebug.numerics.replay._checkpoints import refuse_other_checkpoints
 from mldebug.numerics.replay._collectives import NotReplayable
 from mldebug.numerics.replay._replay import MAX_BYTES, Snapshot
 
 if TYPE_CHECKING:
+    from mldebug.numerics._recorder import DebugUnderflowOverflow
     from mldebug.numerics.ring._records import Call
 
 _CALLS = 8  # forwards of one step that are kept: micro-batches
@@ -27,7 +30,9 @@ class Kept:
     def __init__(self, call: Call, snapshot: Snapshot, output: Any) -> None:
         self.call = call
         self.snapshot = snapshot
-        self.grads: dict[str, Tensor] = {}
+        self.grads: dict[str, Tensor] = {}  # as they went into the nodes: after the user's hooks on these outputs
+        self._came: dict[str, int] = {}  # the id of each before these
+        self._changed: set[str] = set()  # those that a hook has changed
         self.reason = ""
         self.last = torch._C._autograd._get_sequence_nr()  # the number of the first node after the forward
         self.twice = False  # its gradients were made to be differentiated again, and that is not run again
@@ -38,7 +43,26 @@ class Kept:
             if isinstance(leaf, Tensor) and leaf.requires_grad and len(self._handles) < _OUTPUTS:
                 hook: Any = leaf.register_hook
                 self._handles.append(hook(_Catch(self, path)))
+                if leaf.grad_fn is not None:
+                    self._handles.append(leaf.grad_fn.register_prehook(_CatchAfter(self, path, leaf.output_nr)))
                 self._outputs.append(weakref.ref(leaf))
+
+    def changed_by_hook(self) -> Line | None:
+        """The hook of the user's own on an output of the root that made its gradient bad; None if none did. The line is
+        that of the hook if the output is still there."""
+        if not any(not bool(torch.isfinite(self.grads[path]).all()) for path in self._changed & set(self.grads)):
+            return None
+        for output in (ref() for ref in self._outputs):
+            for hook in (output._backward_hooks or {}).values() if output is not None else ():
+                if (code := getattr(hook, "__code__", None)) is not None:
+                    return Line(code.co_filename, code.co_firstlineno, getattr(code, "co_qualname", code.co_name))
+        return Line("", 0, "")
+
+    def catch_after(self, path: str, grad: Tensor) -> None:
+        """The gradient as the node takes it."""
+        if path in self.grads and id(grad) != self._came.get(path):
+            self._changed.add(path)
+            self.grads[path] = grad.detach()
 
     def catch(self, path: str, grad: Tensor) -> None:
         self.twice = self.twice or torch.is_grad_enabled()
@@ -48,6 +72,7 @@ class Kept:
             self.grads.clear()
         else:
             self.grads[path] = grad.detach()
+            self._came[path] = id(grad)
 
     def returned_fine(self) -> bool:
         """Whether all that the root returned is still there and finite."""
@@ -79,8 +104,9 @@ class Kept:
 class Backwards:
     """The forwards of the current step whose backward may be run again."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: DebugUnderflowOverflow) -> None:
         self._kept: deque[Kept] = deque(maxlen=_CALLS)
+        self.after_model = LossBackward(recorder)
 
     def keep(self, call: Call, output: Any) -> None:
         """A root forward with gradients has returned."""
@@ -96,6 +122,10 @@ class Backwards:
     def of_batch(self, batch: int) -> Kept | None:
         return next((kept for kept in self._kept if kept.call.batch == batch), None)
 
+    def nodes(self) -> list[tuple[int, int]]:
+        """The numbers of the nodes that each forward of this step has made: the first, and the first after it."""
+        return [(kept.call.node, kept.last) for kept in self._kept]
+
     def last(self) -> Kept | None:
         return self._kept[-1] if self._kept else None
 
@@ -107,6 +137,7 @@ class Backwards:
     def clear(self) -> None:
         while self._kept:
             self._kept.pop().release()
+        self.after_model.clear()
 
 
 class _Catch:
@@ -125,6 +156,24 @@ class _Catch:
             self._kept.catch(self._path, grad)
         except Exception as error:  # nothing of ours may end somebody's backward
             self._kept.reason = f"the gradient of {self._path} could not be kept ({type(error).__name__}: {error})"
+
+
+class _CatchAfter(_Catch):
+    """The hook on the node of an output: it runs after all hooks on the output."""
+
+    __slots__ = ("_index",)
+
+    def __init__(self, kept: Kept, path: str, index: int) -> None:
+        super().__init__(kept, path)
+        self._index = index
+
+    def __call__(self, grads: Any) -> None:
+        grad = grads[self._index]
+        if grad is not None:
+            try:
+                self._kept.catch_after(self._path, grad)
+            except Exception as error:  # nothing of ours may end somebody's backward
+                self._kept.reason = f"the gradient of {self._path} could not be kept ({type(error).__name__}: {error})"
 
 
 def _leads_to(tensor: Tensor, others: list[Tensor]) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mldebug.numerics._event import Again
+from mldebug.numerics._event import Again, Event, Operation
 from mldebug.numerics._events import Events
 from mldebug.numerics._frames import PREFIX, Finding, Frames
 from mldebug.numerics._weights import full_name
@@ -106,6 +106,8 @@ class Judge:
                 infinite = returned_infinity(self, call, functools.partial(comes_back_bad, grads=kept.grads))
                 if infinite is not None:
                     return infinite
+                if made := self._after_model(backwards) or self._hooked(event, kept):
+                    return made
                 outside = replace(event, module=None, module_class="", name="gradient", param=None)
                 return replace(found, event=outside, reason="it came from code outside of the model")
             watch, reason = (None, kept.reason) if kept.reason else self.reruns.operations(kept.call, kept)
@@ -114,12 +116,34 @@ class Judge:
             elif watch is not None and (origin := watch.verdict()) is not None:
                 event = replace(self._events.from_origin(origin), again="shown")
                 return replace(found, event=event, call=origin.again or origin.not_kept)
+        if made := self._after_model(backwards):
+            return made
         again: Again = "only when compiled" if any(is_compiled(kept.call) for kept in ran) else "did not reproduce"
         if not reasons and any(kept.twice for kept in ran):
             reasons = ["its gradients were differentiated again (create_graph=True), which is not run again"]
         reason = reasons[0] if reasons else "" if ran else "no gradient of what the model returned was seen"
         self._unshown = step, "not replayable" if reason else again, reason
         return None
+
+    def _after_model(self, backwards: Backwards) -> Found | None:
+        """The event of a bad gradient that the code after the model made, if its operation was seen."""
+        origin = backwards.after_model.origin
+        if origin is None:
+            return None
+        event = replace(self._events.from_origin(origin), again="shown")
+        return Found(event, [], "", call=origin.again or origin.not_kept)
+
+    def _hooked(self, event: Event, kept: Kept) -> Found | None:
+        """The event of a bad gradient that a hook on what the root returned made of a good one."""
+        line, root = kept.changed_by_hook(), kept.call.watched
+        if line is None:
+            return None
+        operation = Operation("a hook", "", "", *line, line.code, facts=("a hook",), cause="hook on an output")
+        made = replace(
+            event, module=root.name, module_class=root.cls, name="gradient", param=None, op="a hook",
+            operation=operation, again="shown",
+        )  # fmt: skip
+        return Found(made, [], "", call="a hook is no operation")
 
     def dropped(self, step: int, backwards: Backwards) -> Found | None:
         """The event of gradients that are not finite and will not be applied, whatever a replay comes to.

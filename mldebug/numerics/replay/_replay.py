@@ -138,8 +138,10 @@ class Snapshot:
         buffers_now = [buffer.detach().clone() for buffer in self._all_buffers]
         # Putting a buffer back must not look like a change to a backward that is still to come.
         keep = getattr(torch.autograd, "_unsafe_preserve_version_counter")  # noqa: B009  # private, but the only way
-        own = tuple(buffer for buffer in self._all_buffers if not buffer.is_inference())
-        with keep(own) if own else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            for buffer in self._all_buffers:
+                if not buffer.is_inference():
+                    stack.enter_context(keep(buffer))
             self._run(finite_inputs, finite_buffers, buffers_now, then, with_all)
 
     def _run(

@@ -141,6 +141,7 @@ class Call:
     names: dict[int, str] | None = None  # id -> name of the root's modules, if a stranger was met
     same_step: bool = False  # its parameter pass is not the first one of this step
     buffers: dict[int, int] = field(default_factory=dict)  # version by id at entry
+    node: int = 0  # number of the first node of autograd that it could make
 
     @property
     def start(self) -> int:
