@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from mldebug import __version__
 from mldebug.cli._parser import Parser
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.core.report import write
+from mldebug.core.report import tell, write
 
 # Command -> (module, the trouble it is for, what it does), by kinds of trouble. The module has PARSER, EPILOG,
 # add_arguments(parser) and run(args) -> int.
@@ -159,14 +159,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _is_open(sys.stdout):
             write("", sys.stdout)  # what is still in the buffer fails here, where it can be said, or not at all
     except MldebugError as exc:
-        _complain(f"mldebug: {exc}")
+        tell(f"mldebug: {exc}\n")
         if as_json:
             error = {"message": exc.message, "hint": exc.hint}
             with contextlib.suppress(MldebugError, BrokenPipeError):  # it may be stdout that failed
                 write(json.dumps({"schema": 1, "ok": False, "error": error}) + "\n", sys.stdout)
         status = 2 if isinstance(exc, UsageError) else 1
     except KeyboardInterrupt:
-        _complain("mldebug: interrupted")
+        tell("mldebug: interrupted\n")
         status = 130
     except BrokenPipeError:  # the reader went away, as head does
         status = 1
@@ -175,23 +175,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _complain(text: str) -> None:
-    with contextlib.suppress(MldebugError, BrokenPipeError):  # there is nowhere else to say it
-        write(f"{text}\n", sys.stderr)
-
-
 def _is_open(stream: object) -> bool:
     """Whether there is a stream to flush: a script may have closed it, or put a simpler object in its place."""
     return callable(getattr(stream, "flush", None)) and not getattr(stream, "closed", False)
 
 
 def _fail_only_once() -> None:
-    """The interpreter flushes once more at its end: what could not be written must not fail there again."""
-    try:
-        if _is_open(sys.stdout):
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    """The interpreter flushes once more at its end: what could not be written must not fail there again, where it would
+    be status 120."""
+    for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            if _is_open(stream):
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _dispatch_or_say_what_is_missing(arguments: list[str], own_process: bool) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from contextlib import nullcontext
 from typing import Any
 
 from mldebug.cli._parser import Parser, add_common, count, file_to_write
 from mldebug.cli._script import run_to_its_end, script_of
-from mldebug.cli._streams import StdoutToStderr
+from mldebug.cli._streams import StdoutToStderr, emit_beside
 from mldebug.core.errors import UsageError
 from mldebug.core.report import emit
 
@@ -88,9 +87,8 @@ def _record(args: argparse.Namespace) -> int:
         limits = {"max_bytes": args.max_mb << 20, "full_bytes": args.full_mb << 20}
         with record_run(args.record, ops=args.ops, forwards=args.forwards, **limits) as recording:
             status = run_to_its_end(script, module)
-        stream = sys.stderr if streams is None else streams.stdout
         report = recording.report
-        emit(report, json=args.json, output=output, quiet=args.quiet, no_color=args.no_color, stream=stream)
+        emit_beside(report, args, streams, output=output)
     return status
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mldebug.cli._parser import Parser, ScriptParser, add_common, count, file_to_write, seconds, whole, wholes
 from mldebug.cli._script import run_to_its_end, script_of
-from mldebug.cli._streams import StdoutToStderr
+from mldebug.cli._streams import StdoutToStderr, emit_beside
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.report import emit, write
 from mldebug.core.world import world
@@ -106,8 +106,7 @@ def _of_script(args: argparse.Namespace, target: list[str], module: bool, output
         report = watched.report
         _clear_line()
         if world().rank == 0:
-            stream = sys.stderr if streams is None else streams.stdout
-            emit(report, json=args.json, output=output, quiet=args.quiet, no_color=args.no_color, stream=stream)
+            emit_beside(report, args, streams, output=output)
     return status or (0 if report.ok else 1)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from mldebug.cli._parser import ScriptParser, add_common, count, file_to_write, seconds, whole
 from mldebug.core.errors import UsageError
-from mldebug.core.report import emit, write
+from mldebug.core.report import emit, tell
 
 EPILOG = """\
 examples:
@@ -52,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("no command to run", "mldebug emulate --nodes 2 -- torchrun --nproc-per-node 4 train.py")
     from mldebug.ranks import emulate
 
-    def tell(line: str) -> None:
+    def say(line: str) -> None:
         if not args.quiet:
-            write(f"mldebug: {line}\n", sys.stderr)
+            tell(f"mldebug: {line}\n")
 
     report = emulate(
         command,
@@ -65,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         grace=args.grace,
         timeout=args.timeout,
         stdout=2 if args.json else 1,
-        tell=tell,
+        tell=say,
     )
     if args.json or output is not None or not report.ok:
-        emit(report, json=args.json, output=output, quiet=args.quiet, stream=sys.stdout if args.json else sys.stderr)
+        emit(report, json=args.json, output=output, quiet=args.quiet, beside=True)
     return report.status

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import nullcontext
 
 from mldebug.cli._parser import Parser, ScriptParser, add_common, count, file_to_write, wholes
 from mldebug.cli._script import script_of
-from mldebug.cli._streams import StdoutToStderr
+from mldebug.cli._streams import StdoutToStderr, emit_beside
 from mldebug.core.errors import MldebugError
-from mldebug.core.report import emit
 from mldebug.core.script import exit_status, print_traceback, run_script, script_traceback
 
 PARSER = ScriptParser
@@ -41,16 +39,15 @@ def run(args: argparse.Namespace) -> int:
 
     rank = world().rank
     output = file_to_write("--output", args.output and args.output.replace("{rank}", str(rank)))
-    quiet = args.quiet or (args.ranks is not None and rank not in args.ranks)
+    args.quiet = args.quiet or (args.ranks is not None and rank not in args.ranks)
     with StdoutToStderr(for_good=args.own_process) if args.json else nullcontext() as streams:
         from mldebug.core.terminated import LastWord
         from mldebug.perf.memory._watch import memory_watch
 
-        stream = sys.stderr if streams is None else streams.stdout
-        watch = memory_watch(output=output, quiet=quiet, top=args.top)
+        watch = memory_watch(output=output, quiet=args.quiet, top=args.top)
 
         def report() -> None:
-            emit(watch.report, json=args.json, quiet=quiet, no_color=args.no_color, stream=stream)
+            emit_beside(watch.report, args, streams)
 
         def last_word() -> None:
             watch.stop(None)

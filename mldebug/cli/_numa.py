@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 from mldebug.cli._parser import Parser, ScriptParser, add_common, file_to_write, whole
 from mldebug.cli._script import run_to_its_end, script_of
-from mldebug.cli._streams import StdoutToStderr
+from mldebug.cli._streams import StdoutToStderr, emit_beside
 from mldebug.core.errors import UsageError
 from mldebug.core.report import emit
 
@@ -55,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
     target, module = (_found(program), False) if args.no_python else script_of(args.script, "numa")
     with StdoutToStderr(for_good=args.own_process) if args.json else nullcontext() as streams:
         bound = bind_numa(args.device, split=args.split, memory=args.memory, quiet=True)
-        stream = sys.stderr if streams is None else streams.stdout
-        emit(bound, json=args.json, output=output, quiet=args.quiet, no_color=args.no_color, stream=stream)
+        emit_beside(bound, args, streams, output=output)
         if args.no_python:
             _become(target)
         return run_to_its_end(target, module)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from mldebug.cli._missing import require
 from mldebug.cli._parser import Parser, add_common, add_remote, count, file_or_picture_to_write, seconds, size
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.core.report import emit
+from mldebug.core.report import emit, tell
 
 if TYPE_CHECKING:
     from mldebug.cluster.pairs._report import PairsReport
@@ -97,7 +96,7 @@ def _show(report: PairsReport, args: argparse.Namespace, output: str | None) -> 
         if output is not None:
             report.save(output)
     except MldebugError as error:  # a disk that is full: the measurement is not lost for it
-        print(f"mldebug: {error}", file=sys.stderr)
+        tell(f"mldebug: {error}\n")
         written = False
     emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color)
     return written

@@ -1,14 +1,23 @@
-"""Keep stdout for the JSON document while a program runs underneath."""
+"""Where the output of a command and that of the program that runs underneath go."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
 from types import TracebackType
 from typing import TextIO
 
-from mldebug.core.report import cannot_write
+from mldebug.core.report import Report, cannot_write, emit
+
+
+def emit_beside(
+    report: Report, args: argparse.Namespace, streams: StdoutToStderr | None, output: str | None = None
+) -> None:
+    """The report of a command that runs a program: on the real stdout under --json, else on stderr."""
+    stream = None if streams is None else streams.stdout
+    emit(report, json=args.json, output=output, quiet=args.quiet, no_color=args.no_color, stream=stream, beside=True)
 
 
 class StdoutToStderr:

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from mldebug.cli._missing import as_usage_error
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.report import tell, write
 
 
 def run_tool(name: str, main: Callable[[], int | None]) -> NoReturn:
@@ -20,23 +21,23 @@ def run_tool(name: str, main: Callable[[], int | None]) -> NoReturn:
     """
     try:
         status = main() or 0
-        sys.stdout.flush()
-    except ModuleNotFoundError as exc:
-        error = as_usage_error(exc)
-        if error is None:
-            raise
-        status = _told(name, error)
+        write("", sys.stdout)  # what is still in the buffer fails here, where it can be said
     except MldebugError as exc:
         status = _told(name, exc)
     except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
+        tell(f"{name}: interrupted\n")
         status = 130
     except BrokenPipeError:  # `| head`: who has read enough wants no more of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         status = 141
+    except Exception as exc:
+        error = as_usage_error(exc)
+        if error is None:
+            raise
+        status = _told(name, error)
     sys.exit(status)
 
 
 def _told(name: str, error: MldebugError) -> int:
-    print(f"{name}: {error}", file=sys.stderr)
+    tell(f"{name}: {error}\n")
     return 2 if isinstance(error, UsageError) else 1

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import atexit
 import re
-import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 
 from mldebug.cli._parser import Parser, ScriptParser, add_common, count, size
 from mldebug.cli._script import run_to_its_end, script_of
 from mldebug.cli._streams import StdoutToStderr
-from mldebug.core.report import Report, emit, write
+from mldebug.core.report import Report, emit, tell
 
 PARSER = ScriptParser
 EPILOG = """\
@@ -100,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             atexit.register(tracer.end_of_program)  # the script's own exit handlers come before, and are traced
         tracer.start()
         if not args.quiet and tracer.path:
-            write(f"mldebug: the trace is in {tracer.path}\n", sys.stderr)
+            tell(f"mldebug: the trace is in {tracer.path}\n")
         try:
             status = run_to_its_end(target, module)
         finally:

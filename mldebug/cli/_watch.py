@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING
 
 from mldebug.cli._parser import ScriptParser, add_common, file_to_write, seconds
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.core.report import emit, write
+from mldebug.core.report import emit, tell
 
 if TYPE_CHECKING:
     from mldebug.hang import SpyReport
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     def alarm(report: SpyReport) -> None:
         if not args.json:
-            emit(report, quiet=args.quiet, no_color=args.no_color, stream=sys.stderr)
+            emit(report, quiet=args.quiet, no_color=args.no_color, beside=True)
         if output is not None:  # now, since somebody may end it all before the job does
             saved.append(_save(report, output))
 
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         emit(report, json=True)
     elif report.killed:
-        write(f"\nmldebug: {report.ending}\n", sys.stderr)
+        tell(f"\nmldebug: {report.ending}\n")
     if output is not None and not saved:
         saved.append(_save(report.spy, output))
     return 1 if report.verdict.hung or not (report.status or all(saved)) else report.status
@@ -76,7 +75,7 @@ def _save(report: SpyReport, output: str | os.PathLike[str]) -> bool:
     try:
         save_evidence(report.evidence, output)
     except MldebugError as exc:
-        write(f"mldebug: {exc}\n", sys.stderr)
+        tell(f"mldebug: {exc}\n")
         return False
     return True
 

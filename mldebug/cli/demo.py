@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mldebug.cli._parser import Parser, add_common, file_to_write
 from mldebug.core.errors import MldebugError
-from mldebug.core.report import emit
+from mldebug.core.report import emit, tell
 
 if TYPE_CHECKING:
     from mldebug.numerics import NumericsReport
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         if seen is None:  # it had not begun to train
             raise
         report, status = seen, 130
-        print("mldebug: interrupted", file=sys.stderr)
+        tell("mldebug: interrupted\n")
     if report.event is None and status == 0:
         raise MldebugError(
             "the demo trained to its end and met no overflow, though one is planted in it",

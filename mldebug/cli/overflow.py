@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from mldebug.cli._parser import Parser, ScriptParser, add_common, count, file_to_write, whole, wholes
 from mldebug.cli._script import script_of
-from mldebug.cli._streams import StdoutToStderr
+from mldebug.cli._streams import StdoutToStderr, emit_beside
 from mldebug.core.errors import MldebugError, UsageError
 from mldebug.core.extras import how_to_install
-from mldebug.core.report import emit
+from mldebug.core.report import tell
 from mldebug.core.script import exit_status, print_traceback, script_traceback
 from mldebug.core.terminated import finished_first
 from mldebug.core.world import world
@@ -97,9 +96,8 @@ def run(args: argparse.Namespace) -> int:
     with StdoutToStderr(for_good=args.own_process) if args.json else nullcontext() as streams:
 
         def show(report: NumericsReport) -> bool:
-            stream = sys.stderr if streams is None else streams.stdout
             with finished_first():  # a launcher ends the other ranks as soon as one has failed
-                emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color, stream=stream)
+                emit_beside(report, args, streams)
                 return all([_written(report.plot, plot, "draw"), _written(report.html, html, "write")])
 
         report, status = _run_script(args, target, module, output, show)
@@ -137,12 +135,12 @@ def _run_script(
     except NumericsError as exc:
         if "abort_after_batch_num" in exc.message:  # the other reason to stop; its report may have an event too
             last = args.abort_after_batch_num
-            print(f"mldebug: stopped after batch {last}, as --abort-after-batch-num asks", file=sys.stderr)
+            tell(f"mldebug: stopped after batch {last}, as --abort-after-batch-num asks\n")
         return exc.report, 1
     except SystemExit as exc:
         return getattr(exc, "report", None), exit_status(exc)
     except KeyboardInterrupt as exc:
-        print("mldebug: interrupted", file=sys.stderr)
+        tell("mldebug: interrupted\n")
         return getattr(exc, "report", None), 130
     except BaseException as exc:
         if isinstance(exc, MldebugError) and script_traceback(exc) is None:
@@ -160,7 +158,7 @@ def _written(write: Callable[[str], object], path: str | None, verb: str) -> boo
         if path is not None:
             write(path)
     except (MldebugError, OSError) as exc:
-        print(f"mldebug: cannot {verb} {path}: {exc}", file=sys.stderr)
+        tell(f"mldebug: cannot {verb} {path}: {exc}\n")
         return False
     return True
 

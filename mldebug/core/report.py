@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json as jsonlib
@@ -91,11 +92,13 @@ def emit(
     quiet: bool = False,
     no_color: bool = False,
     stream: TextIO | None = None,
+    beside: bool = False,
 ) -> None:
     """Print a command's report to `stream` (stdout): its JSON, or its text, coloured where that is a terminal.
 
     `output` also writes the JSON document to a file; `quiet` leaves the text of a report without trouble out.
-    A file or stream that cannot be written is an MldebugError.
+    `beside` a program that runs underneath stdout is the program's, and the text goes to stderr, as `tell` does it.
+    Any other stream, or a file, that cannot be written is an MldebugError.
 
         emit(report, json=args.json, output=args.output)
     """
@@ -105,8 +108,13 @@ def emit(
     if json:
         write(report.json() + "\n", stream)
     elif not (quiet and report.ok):
-        width = min(shutil.get_terminal_size().columns, 120) if _is_terminal(stream) else 80
-        write(report.text(color=wants_color(stream, no_color), width=width).rstrip("\n") + "\n", stream)
+        where = sys.stderr if beside else stream
+        width = min(shutil.get_terminal_size().columns, 120) if _is_terminal(where) else 80
+        text = report.text(color=wants_color(where, no_color), width=width).rstrip("\n") + "\n"
+        if beside:
+            tell(text)
+        else:
+            write(text, where)
 
 
 def wants_color(stream: TextIO | None, no_color: bool = False) -> bool:
@@ -125,12 +133,21 @@ def write(text: str, stream: TextIO | None) -> None:
         raise cannot_write("it is closed")
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        if text:  # where nothing is buffered, a full device refuses even nothing
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except BrokenPipeError:
         raise
     except OSError as exc:
         raise cannot_write((exc.strerror or str(exc)).lower()) from exc
+
+
+def tell(text: str) -> None:
+    """Write to stderr, beside a program that runs underneath. Where stderr takes nothing, there is nowhere to say so,
+    and it is no reason to end the program or to change its status.
+    """
+    with contextlib.suppress(MldebugError, OSError, ValueError):
+        write(text, sys.stderr)
 
 
 def cannot_write(reason: str) -> MldebugError:

@@ -6,13 +6,14 @@ import contextlib
 import sys
 import warnings
 
-from mldebug.core.report import write
+from mldebug.core.errors import MldebugError
+from mldebug.core.report import tell, write
 from mldebug.numerics._report import NumericsWarning
 
 
 def say(text: str) -> None:
     """Print for people. A closed or full stdout is no reason to lose an event."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(MldebugError, OSError, ValueError):
         write(text + "\n", sys.stdout)
 
 
@@ -22,8 +23,7 @@ def warn(text: str) -> None:
     try:
         warnings.warn(text, NumericsWarning, stacklevel=_users_frame())
     except Warning:
-        with contextlib.suppress(OSError, ValueError):
-            write(text + "\n", sys.stderr)
+        tell(text + "\n")
 
 
 def _users_frame() -> int:

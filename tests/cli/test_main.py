@@ -161,6 +161,43 @@ def test_a_stdout_that_takes_nothing_is_told_without_traceback(command, script, 
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
+LIGHT = ("trace -o traces", "printflock --no-prefix", "numa", "watch", "emulate --plain --nodes 1 --no-prefix")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.parametrize(
+    ("scopes", "ending", "unbuffered", "status"),
+    [
+        (("overflow", "compare --record run", "memory", *LIGHT), "2>/dev/full", "", 7),
+        (LIGHT, "2>/dev/full", "1", 0),
+        (LIGHT, "2>&-", "", 0),
+    ],
+)
+def test_a_stderr_that_takes_nothing_leaves_the_program_its_status(
+    script, tmp_path, monkeypatch, scopes, ending, unbuffered, status
+) -> None:
+    """The report is lost, as there is nowhere to say it; the program runs to its end all the same."""
+    monkeypatch.chdir(tmp_path)
+    program = script(f"print('ran'); raise SystemExit({status})", "ends.py")
+    for scope in scopes:
+        runs = f"{sys.executable} {program}" if scope.startswith(("watch", "emulate")) else program
+        done = shell(f"{scope} -- {runs} {ending}", unbuffered)
+        assert (scope, done.returncode, done.stdout) == (scope, status, "ran\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_stdout_to_which_nothing_is_written_is_no_trouble() -> None:
+    done = shell("watch -- true >/dev/full", unbuffered="1")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def shell(words: str, unbuffered: str) -> subprocess.CompletedProcess[str]:
+    root = os.path.dirname(os.path.dirname(mldebug.__file__))
+    environment = {**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": unbuffered}
+    command = f"{sys.executable} -m mldebug {words}"
+    return subprocess.run(command, check=False, shell=True, env=environment, capture_output=True, text=True)
+
+
 HELPS = [[], *([*name.split(), "--help"] for name in (*COMMANDS, "tiny-dataset pack", "tiny-dataset unpack"))]
 
 
