@@ -298,7 +298,8 @@ def _is_exporting() -> bool:
         return torch.compiler.is_exporting()
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    return bool(InstructionTranslator.current_tx().output.export)
+    tracer: Any = InstructionTranslator.current_tx()
+    return tracer is None or bool(tracer.output.export)  # without one it is torch.export, below dynamo
 
 
 def _may_record() -> bool:
@@ -309,7 +310,7 @@ def _may_record() -> bool:
 
     tracer: Any = InstructionTranslator.current_tx().output.current_tracer
     while tracer.parent is not None:
-        if str(tracer.source_target) not in _OPEN_BODIES:
+        if str(getattr(tracer, "source_target", "")) not in _OPEN_BODIES:  # since torch 2.7
             return False
         tracer = tracer.parent
     return True
