@@ -182,6 +182,11 @@ PLANTS = {
     "worker killed": ("srun", {"ranks": [5], "at": "init", "do": "kill"}, 5, "h3", "SIGKILL"),
     "rank killed": ("srun", {"ranks": [2], "at": "facts", "do": "kill-parent"}, 2, "h2", "connection"),
     "rank leaves": ("mpirun", {"ranks": [1], "at": "import", "do": "exit"}, 1, "h1", "status 3"),
+    # mpirun ends all ranks at once, before those that are left could say who was the first.
+    "rank killed, mpirun": ("mpirun", {"ranks": [2], "at": "facts", "do": "kill-parent"}, 2, "h2", "connection"),
+    "rank that never starts, mpirun": (
+        "mpirun", {"before": "test $OMPI_COMM_WORLD_RANK = 5 && sleep 3 && exit 3"}, 5, "h3", "launcher ended the job",
+    ),
     "exception": ("mpirun", {"ranks": [3], "at": "init", "do": "raise"}, 3, "h2", "ECC"),
     "rank behind": ("srun", {"ranks": [2], "at": "all_reduce", "do": "wait"}, 2, "h2", "did not get on"),
     "missing rank": ("srun", {"ranks": [5], "do": "never", "for": 2 * LATE}, 5, "h3", "never reported"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -23,6 +24,11 @@ def main() -> int:
         return 0  # two ranks 0 of one job: the other one's collector will say so
     collector = Collector(config, listen(told["ports"]), lambda evidence: make_report(evidence).to_dict())
     collector.evidence["plan"] = told["plan"]
+    # mpirun ends all ranks as soon as one of them has failed, before it could be told who: it is said at once then.
+    # After its SIGTERM there is no time any more, and a second before that comes a SIGCONT.
+    signal.signal(signal.SIGTERM, lambda *_: collector.terminate())
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
+        signal.signal(signal.SIGCONT, lambda *_: collector.continued())
     report = collector.run()
     # Without rank 0 there is nothing to say here: it went to another collector, or left with an error of its own.
     if not collector.shown and "0" in collector.ranks and told["output"] is not None:

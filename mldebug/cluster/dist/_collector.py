@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import selectors
 import socket
 import threading
@@ -19,11 +18,13 @@ from typing import Any
 
 from mldebug.cluster.dist._evidence import Evidence, empty, new_rank
 from mldebug.cluster.dist._local import boot_id
-from mldebug.cluster.dist._wire import Gone, Message, Wire
+from mldebug.cluster.dist._wire import Gone, Message, Wire, allow_files
 
 _TICK = 0.1
 _GRACE = 1.5  # seconds in which others may still say what they saw, after the first has failed
 _APART = 5.0  # seconds in which ranks may come that seem to be on other hosts
+_LAST = 0.3  # seconds in which they may when all are ended: the launcher kills what is still there a second later
+_STOPPED = 1.0  # seconds without a look: somebody had stopped this process, and lets it go on
 _STARTING = ("start", "import", "device")  # phases that a cold file system can hold up
 
 
@@ -71,6 +72,8 @@ class Collector:
         self._at: dict[str, set[int]] = {}  # stage -> ranks that wait at its end
         self._stage = "facts"
         self._trouble = 0.0  # when the first one failed
+        self._terminated = 0.0  # when it was told to end itself
+        self._turned = time.monotonic()  # when it last looked at what was said
         self._apart = 0.0  # when it is sure that the nodes have a loopback address for rank 0, and never meet
         self._pinged = 0.0
         self._selector = selectors.DefaultSelector()
@@ -90,13 +93,22 @@ class Collector:
         self._judged.wait(1.0)
         return self.report
 
+    def terminate(self) -> None:
+        """The launcher ends the job, as it does when one rank failed: `run()` returns soon, with what is known."""
+        self._terminated = self._terminated or time.monotonic()
+
+    def continued(self) -> None:
+        """SIGCONT came. mpirun sends it to all ranks a second before it ends them; to us it is no news otherwise."""
+        if time.monotonic() - self._turned < _STOPPED:
+            self.terminate()
+
     def run(self) -> dict[str, Any]:
         self._selector.register(self.listener, selectors.EVENT_READ)
-        _allow_files(4 * self.config.world + 128)
+        allow_files(4 * self.config.world + 128)
         try:
             while not (why := self._over()):
                 self._turn(_TICK)
-            if why not in ("done", "interrupted"):
+            if why not in ("done", "interrupted", "terminated"):
                 self._ask_for_stacks()
             report = self._finish(why)
             self._tell(report)
@@ -115,7 +127,7 @@ class Collector:
                 self._accept()
             else:
                 self._read(key.data)
-        now = time.monotonic()
+        now = self._turned = time.monotonic()
         for wire in list(self._wires):
             if wire.waits_to_write or now - self._pinged >= 1.0:
                 self._send(wire, {"t": "ping"})
@@ -200,6 +212,10 @@ class Collector:
             return
         if kind == "shown":
             self.shown = True
+            return
+        if kind == "terminated":
+            for rank in self._wires[wire]:
+                self.ranks[str(rank)]["terminated"] = round(time.monotonic() - self._began, 3)
             return
         rank = int(message["rank"])
         one = self.ranks[str(rank)]
@@ -286,6 +302,8 @@ class Collector:
         now = time.monotonic()
         if self._stage in ("done", "interrupted"):
             return self._stage
+        if self._terminated and now - self._terminated > _LAST:
+            return "terminated"
         if self._stage == "reach" and not self._at.get("reach") and self._fatal():
             return "the ranks cannot work together"
         if self._stage == "run" and "checked" not in self._at:
@@ -357,14 +375,15 @@ class Collector:
         self._selector.unregister(self.listener)  # who comes now is of another test of the same job
         self.listener.close()
         for wire in list(self._wires):
-            whole = wire is self._of.get(0)
-            self._send(wire, {"t": "end", "report": report if whole else {**report, "evidence": {}}})
-        limit = time.monotonic() + 3.0
+            whole = wire is self._of.get(0) and not self._terminated  # else it is ended, too, and shown here
+            told = report if whole else {**report, "evidence": {}}
+            self._send(wire, {"t": "end", "report": told, "shown": bool(self._terminated)})
+        limit = time.monotonic() + (0.0 if self._terminated else 3.0)
         while not self.shown and 0 in self._of and time.monotonic() < limit:
             self._turn(0.02)
         for wire in list(self._wires):
             self._send(wire, {"t": "bye"})
-        limit = time.monotonic() + 2.0
+        limit = time.monotonic() + (0.0 if self._terminated else 2.0)
         while self._wires and time.monotonic() < limit:
             self._turn(0.02)
 
@@ -373,15 +392,6 @@ class Collector:
             wire.send(message)
         except Gone as exc:
             self._lost(wire, str(exc))
-
-
-def _allow_files(count: int) -> None:
-    """A connection is an open file, and the usual limit is 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < count:
-        with contextlib.suppress(OSError, ValueError):
-            most = count if hard == resource.RLIM_INFINITY else min(count, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _number(item: tuple[str, Any]) -> int:

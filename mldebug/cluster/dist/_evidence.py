@@ -3,7 +3,7 @@
 schema, world, backend, timeout, ended (why the collector stopped), seconds
 collector  {host, pid, address}
 ranks      {"0": {rank, local_rank, host, boot, pid, parent, phase, step, age, state, parent_state, silent, lost,
-                  code, error, facts, reach, large, done, stack, checks, local_world, apart, skew, waits, no_stack}}
+                  code, error, facts, reach, large, done, stack, checks, local_world, apart, skew, waits, no_stack, terminated}}
                                          a rank that never came is not in it
 clashes    [{rank, host, pid, why}]      who was not let in
 plan       {"0": host}                   where the launcher puts ranks, if it says so
@@ -41,7 +41,7 @@ def new_rank(rank: int, local_rank: int, host: str, boot: str, pid: int, parent:
         "rank": rank, "local_rank": local_rank, "host": host, "boot": boot, "pid": pid, "parent": parent,
         "phase": "start", "step": 0, "age": 0.0, "state": "", "parent_state": "", "silent": 0.0, "lost": "",
         "code": None, "error": None, "facts": {}, "reach": [], "large": [], "done": False, "stack": "", "checks": {},
-        "local_world": 0, "apart": [], "skew": None, "waits": False, "no_stack": "",
+        "local_world": 0, "apart": [], "skew": None, "waits": False, "no_stack": "", "terminated": 0.0,
     }  # fmt: skip
 
 

@@ -19,6 +19,9 @@ from mldebug.cluster.dist._reach import slow_ways, unreachable
 from mldebug.cluster.dist._wrong import wrong_contents
 
 
+_LEAD = 0.05  # seconds: a launcher that ends all ranks at once tells one of them hardly earlier than the next
+
+
 @dataclass(frozen=True)
 class Culprit:
     """Who is to blame. `rank` is None where no single rank is; `fatal` is what makes collectives useless to try."""
@@ -70,6 +73,7 @@ def judge_dist_test(evidence: Evidence) -> DistVerdict:
     found += [
         _of_rank(evidence, rank, "wrong contents", why, phase=check) for rank, why, check in wrong_contents(evidence)
     ]
+    found += [] if found else _terminated(evidence)
     if not found and evidence["ended"] not in ("", "done", "interrupted"):
         found += _behind(evidence)
     found += _unlike(evidence, unlike)
@@ -153,6 +157,8 @@ def _silent(evidence: Evidence) -> Iterator[Culprit]:
     for rank, one in _ranks(evidence):
         if one["done"] or one["parent_state"] in ("T", "t") or one["code"] is not None or one["error"] is not None:
             continue
+        if one["terminated"]:  # it said so before it left
+            continue
         if one["lost"]:
             reason = f"its connection to the collector ended: {one['lost']}"
             yield _of_rank(evidence, rank, "lost", reason, pid=one["parent"], hint="was it ended from outside?")
@@ -180,7 +186,27 @@ def _missing(evidence: Evidence) -> Iterator[Culprit]:
             why = evidence["hosts"].get(host) or evidence.get("missing_why") or "never reported to the collector"
             hint = "is its process there? `ps -ef` on its host" + (f", {host}" if host else "")
             hint = f"try it by hand: ssh {host} true" if host in evidence["hosts"] else hint
+            if evidence["ended"] == "terminated":
+                why = "had not reported when the launcher ended the job"
+                hint = "the launcher says which process left first, and with what status; run that one by hand"
             yield Culprit("missing", why, rank, host, phase="start", hint=hint)
+
+
+def _terminated(evidence: Evidence) -> Iterator[Culprit]:
+    """Somebody was told to end, and nobody had failed: one rank, or all of them by a launcher that ends the job."""
+    ranks = [(rank, one) for rank, one in _ranks(evidence) if one["terminated"] and not one["done"]]
+    if evidence["ended"] == "terminated":
+        reason = "the job was ended from outside (SIGTERM)"
+        ranks.sort(key=lambda pair: float(pair[1]["terminated"]))
+        times = [float(one["terminated"]) for _, one in ranks]
+        if times and (len(times) < 2 or times[1] - times[0] > _LEAD):
+            reason += f", rank {ranks[0][0]} on {ranks[0][1]['host']} first"
+        hint = "the scheduler, somebody's kill, or mpirun, as one of the ranks left: see what it says itself"
+        yield Culprit("terminated", reason, hint=hint)
+        return
+    for rank, one in ranks:
+        hint = "who ended it? its launcher, the scheduler, or somebody's kill"
+        yield _of_rank(evidence, rank, "dead", "was ended from outside (SIGTERM)", pid=one["parent"], hint=hint)
 
 
 def _planned_hosts(evidence: Evidence) -> dict[int, str]:

@@ -75,6 +75,7 @@ class Node:
         self._workers: list[_Worker] = []
         self._stacks: list[tuple[int, str, str]] = []
         self._beat = 0.0
+        self._shown = False  # whether the collector shows the report, as there may be no time to show it here
 
     def run(
         self,
@@ -87,7 +88,7 @@ class Node:
                 self._start()
                 self._connect()
                 report = self._look_after()
-                if 0 in (rank for rank, _ in self.ranks):
+                if 0 in (rank for rank, _ in self.ranks) and not self._shown:
                     if show is not None:
                         show(report)
                     self._say({"t": "shown"})
@@ -98,6 +99,9 @@ class Node:
             except KeyboardInterrupt:
                 if interrupted is not None:
                     interrupted()
+                raise
+            except SystemExit:
+                self._say({"t": "terminated"})
                 raise
             finally:
                 self._stop()
@@ -180,6 +184,7 @@ class Node:
                 for message in self.link.receive():
                     if message.get("t") == "end":
                         report: dict[str, Any] = message["report"]
+                        self._shown = bool(message.get("shown"))
                         return report
                     self._obey(message)
             except Gone as exc:

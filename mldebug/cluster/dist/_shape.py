@@ -22,7 +22,7 @@ _RANK = {
     "rank": int, "local_rank": int, "host": str, "boot": str, "pid": int, "parent": int, "phase": str, "step": int,
     "age": float, "state": str, "parent_state": str, "silent": float, "lost": str, "code": _Maybe(int),
     "error": _Maybe(_ERROR), "done": bool, "stack": str, "no_stack": str,
-    "local_world": int, "apart": (str, str), "skew": _Maybe(float), "waits": bool, "address": str,
+    "local_world": int, "apart": (str, str), "skew": _Maybe(float), "waits": bool, "address": str, "terminated": float,
     "reach": [(int, str, str, int, str)], "large": [(int, str, str, int, float)],
     "checks": {"*": {"bytes": int, "to_GBps": float, "*": _Maybe(float)}},
     "facts": {

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import selectors
 import socket
 import time
@@ -221,3 +222,12 @@ def _messages(lines: bytes) -> list[Message]:
             if isinstance(message, dict):
                 found.append(message)
     return found
+
+
+def allow_files(count: int) -> None:
+    """A connection is an open file, and the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        with contextlib.suppress(OSError, ValueError):
+            most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
