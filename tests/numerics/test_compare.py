@@ -92,8 +92,17 @@ def test_bf16_rotary_positions() -> None:
         assert "> " in report.text()
 
 
-def test_frequencies_cast_to_bf16() -> None:
-    model, ids = llama(max_position_embeddings=1024), torch.randint(0, 64, (1, 512))
+def test_dropout_in_training_against_eval_is_no_matter_of_seeds() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)).train()
+    for pair in ((model, copy.deepcopy(model).eval()), (copy.deepcopy(model).eval(), model)):
+        report = compare(*pair, torch.ones(4, 8))
+        assert (report.kind, report.module) == ("jump", "1") and "in training mode in one run" in report.reading
+
+
+@pytest.mark.parametrize("length", [150, 512, 1500])
+def test_frequencies_cast_to_bf16(length: int) -> None:
+    model, ids = llama(max_position_embeddings=2048), torch.randint(0, 64, (1, length))
+    assert compare(model, in_bf16(model), ids).ok
     report = compare(model, copy.deepcopy(model).bfloat16(), ids)  # casts the buffer as well
     assert report.module == "model.rotary_emb"
     assert "inv_freq is float32 in a and bfloat16 in b" in report.reading

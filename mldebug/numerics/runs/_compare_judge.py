@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from typing import Any
 
@@ -24,6 +25,9 @@ from mldebug.numerics.runs._compare_values import (
     drift_limit,
 )
 
+# Angles of positions are made of whole numbers: what may differ is the rounding of the result, and nothing before it.
+_OF_ANGLES = 0.4  # of the tolerance of a module that multiplies and adds
+_ANGLES = re.compile(r"rotary|rope|sinusoid|timestep|posit\w*(emb|enc)")
 _AROUND = 5  # rows of the table before the one that parted; as many after it
 
 
@@ -201,7 +205,8 @@ class _Walk:
             known = error <= JUMP * self._errors.get(piece.number, -1.0)
             self._errors.setdefault(piece.number, error)
             errors.append(error)
-            row = _row(role, path, a, found, self.tolerance_of(found))
+            share = _OF_ANGLES if role != "input" and self._tolerance is None and _makes_angles(a) else 1.0
+            row = _row(role, path, a, found, share * self.tolerance_of(found))
             self._judge(row, a, b, before, found, known)
             if role != "input":
                 self._show(row)
@@ -280,6 +285,11 @@ class _Walk:
             self.rows_after.append(row)
 
 
+def _makes_angles(call: Call) -> bool:
+    """Whether a module is one of those that turn positions into angles, by its own name or its class."""
+    return _ANGLES.search(f"{call.key[2].rpartition('.')[2]} {call.about.get('class', '')}".lower()) is not None
+
+
 def _padding(root: Call) -> Tensor | None:
     for path, piece in root.inputs.items():
         if path.endswith("attention_mask") and len(piece.line["shape"]) == 2:
@@ -311,6 +321,8 @@ def _kind(row: Row, a: Call, b: Call, found: Difference) -> str:
     if row.role == "input":
         return "between" if a.parent or b.parent else "input"
     random: list[Any] = [call.about.get("random") for call in (a, b)]
+    if a.about.get("training") != b.about.get("training"):
+        return "choice" if found.whole_numbers else "jump"
     is_dropout = "Dropout" in row.class_name and bool(a.about.get("training"))
     if is_dropout or ((a.drew or b.drew) and random[0] != random[1]):
         return "random"
