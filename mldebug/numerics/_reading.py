@@ -74,9 +74,10 @@ def operation_lines(event: Event, width: int) -> list[str]:
 def _place(made: Operation, width: int) -> str:
     """File, line and function; a long path loses its front."""
     end = f":{made.line}, in {made.function.split('<locals>.')[-1]}"
-    room = max(width - len("  at ") - len(end), 12)
+    at = "  it was made at " if "no graph" in made.facts else "  at "  # then the line is that of the operand
+    room = max(width - len(at) - len(end), 12)
     file = made.file if len(made.file) <= room else f"...{made.file[-(room - 3) :]}"
-    return f"  at {file}{end}"[:width]
+    return f"{at}{file}{end}"[:width]
 
 
 def _of_operation(event: Event, made: Operation, history: Sequence[dict[str, Any]]) -> tuple[str, str]:

@@ -194,6 +194,47 @@ def test_a_loss_that_is_bad(name: str) -> None:
     assert event.operation.victim == (cause == "bad before the graph")
 
 
+def test_the_line_of_what_was_bad_before_the_graph() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+
+    def run() -> None:
+        rewards = torch.tensor([1.5])
+        advantages = rewards - 1.0
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-8)
+        loss = -(model(torch.randn(1, 4)).log_softmax(-1)[:, 0] * advantages).mean()
+        loss.backward()
+        advantages = rewards
+
+    report = watch(model, run)
+    agrees(report.event, phase="forward", role="loss", op="aten.mul.Tensor")
+    assert "rewards.std()" in report.event.operation.code and report.event.operation.file == __file__
+    assert "it was made at" in report.text()
+
+
+def scaled(loss: Loss, scale: float) -> Any:
+    torch.manual_seed(0)
+    model, events = nn.Linear(4, 4), []
+    opt, scaler = torch.optim.SGD(model.parameters(), 1e-3), torch.amp.GradScaler("cpu", init_scale=scale)
+    with DebugUnderflowOverflow(model, on_event=events.append) as recorder:
+        opt.zero_grad()
+        scaler.scale(loss(model(torch.randn(3, 4)))).backward()
+        scaler.step(opt)
+        scaler.update()
+    return events[0] if events else recorder.report.event
+
+
+def test_a_gradient_that_is_bad_at_any_loss_scale_is_told_of_at_once() -> None:
+    event = scaled(BACKWARD["root"][0], 1024.0)
+    agrees(event, step=0, phase="backward", module=None, op="SqrtBackward0", benign=False, again="shown")
+    assert event.loss_scale == 1024.0
+
+
+def test_one_that_the_loss_scale_alone_takes_out_of_the_range_is_benign() -> None:
+    event = scaled(lambda y: (y * 1e25).sum() * 1e-20, 2.0**120)
+    agrees(event, step=0, phase="backward", module=None, kind="inf", benign=True)
+
+
 def test_a_graph_is_freed_with_its_step() -> None:
     """The nodes that are watched are held by the recorder until the step is over, and by nobody else."""
     model, alive = nn.Linear(4, 4), []

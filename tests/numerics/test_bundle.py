@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -233,9 +234,12 @@ def _overflow(model: nn.Module) -> None:
 
 def test_in_a_loop_of_ones_own(tmp_path: Path) -> None:
     model = Net()
-    report = watch(model, lambda: _overflow(model), dump_dir=tmp_path)
+    folder = tmp_path / "al's runs"
+    report = watch(model, lambda: _overflow(model), dump_dir=folder)
     agrees(report.event, module="fc2", op="aten.addmm")
-    assert _executed(tmp_path / "step0-rank0" / "repro.py")[0]
+    program = folder / "step0-rank0" / "repro.py"
+    assert _executed(program)[0]
+    assert any(f"python {shlex.quote(str(program))} shows it" in note for note in report.notes)
 
 
 def test_each_event_has_a_folder_and_none_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import shutil
 from collections.abc import Mapping
 from importlib import metadata
@@ -50,7 +51,7 @@ def dump(
     if not shown:
         return f"the step was written to {path}; by itself the operation did not show it again: it is not deterministic"
     rows = f" ({kept.rows})" if kept.rows else ""
-    return f"the step was written: python {path / 'repro.py'} shows it without the model{rows}"
+    return f"the step was written: python {shlex.quote(str(path / 'repro.py'))} shows it without the model{rows}"
 
 
 def _shows(call: KeptCall) -> bool:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from mldebug.numerics._event import MANY, Event, Kind
+from mldebug.numerics.ops._scale import fits
 
 if TYPE_CHECKING:
     from mldebug.numerics.gradients._gradients import GradientNorms
+    from mldebug.numerics.ops._origins import Origin
     from mldebug.numerics.replay._backward import Kept
     from mldebug.numerics.replay._found import Found
     from mldebug.numerics.replay._judge import Judge
@@ -30,10 +32,11 @@ class Scaling:
         self._count = 0
         self._first = self._last = 0.0  # the loss scale at the first and at the last of them
 
-    def judge(self, norms: GradientNorms, ran: list[Kept]) -> Found | None:
+    def judge(self, norms: GradientNorms, ran: list[Kept], origin: Origin | None = None) -> Found | None:
         """The event of a step whose gradients carry a loss scale; None if they are finite.
 
-        `ran` are the forwards of the step that can be run again. Waits for the copy of the norms.
+        `ran` are the forwards of the step that can be run again, `origin` is what the code after the model has made bad
+        in its backward. Waits for the copy of the norms.
         """
         if self._judged == norms.step or not norms.scaled:
             return None
@@ -51,6 +54,9 @@ class Scaling:
         # Below 1 it makes gradients smaller than they are: what overflows then overflows by itself.
         if outside := _came_in(ran):
             event = replace(event, module=None, module_class="", name="gradient", param=None, kind=outside)
+            if origin is not None and norms.skipped and scale >= 1.0 and not fits(origin, scale):
+                bad = replace(self._judge.from_origin(origin), frames=[], source="")
+                return replace(bad, event=replace(_with_scale(bad.event, event), again="shown"))
         if not norms.skipped or scale < 1.0 or self._row >= MANY:
             return replace(found, event=replace(event, benign=False))
         if self._row & (self._row - 1) == 0:  # at the 1st, 2nd, 4th ... in a row: a look is a forward and a backward

@@ -3,8 +3,9 @@ others what is enough to know, a divisor or the result."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from mldebug.numerics.ops._causes import cause_of
 from mldebug.numerics.ops._kept import KeptCall, keep_call
 from mldebug.numerics.ops._op_names import base_name, results_for_backward, short_name
 from mldebug.numerics.ops._operands import Operand, describe, facts_of, named, tensors_in
-from mldebug.numerics.ops._origins import FINE, INF, NAN, state_of
+from mldebug.numerics.ops._origins import FINE, INF, NAN, same_memory, state_of
+from mldebug.numerics.ops._source import line_of_variable
 
 _NODES = 10_000  # of a graph that are looked at
 _SIGN = 1 << 63  # a graph keeps negative numbers as unsigned ones
@@ -220,14 +222,21 @@ def _from_outside(node: Any) -> LossOperation | None:
         pairs = [(name.removeprefix("_saved_"), value)]
         one = {"one element"} if value.numel() == 1 else set()
         facts = frozenset({kind, _NO_GRAPH, *one})
+        line = line_of_variable(functools.partial(_is_of, value))
         func = _AGAIN.get(node.name())
         kind_of = node.name().rstrip("0123456789").removesuffix("Backward").lower()
         operation = Operation(
             op=f"aten.{kind_of}" if func is None else short_name(func), operands=describe(pairs),
             facts=tuple(sorted(facts)), victim=True, cause="bad before the graph",
         )  # fmt: skip
+        if line is not None:
+            operation = replace(operation, file=line.file, line=line.number, function=line.function, code=line.code)
         return LossOperation(operation, kind, value.dtype, "it took what was bad before")
     return None
+
+
+def _is_of(tensor: Tensor, value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.requires_grad and same_memory(tensor, value)
 
 
 def _without_operands(

@@ -15,13 +15,13 @@ def judge_scale(origin: Origin, scaler: Any) -> None:
     if origin.phase not in ("forward", "backward") or (origin.phase == "forward" and not origin.by_scaler):
         return
     scale = float(scaler._scale) if isinstance(getattr(scaler, "_scale", None), Tensor) else 1.0
-    if scale > 1.0 and (origin.by_scaler or _fits(origin, scale)):
+    if scale > 1.0 and (origin.by_scaler or fits(origin, scale)):
         origin.facts |= {"by the loss scale"}
     elif scale < 1.0 and origin.worst <= INF and "finite operands" in origin.facts:
         origin.facts |= {"the loss scale is down"}
 
 
-def _fits(origin: Origin, scale: float) -> bool:
+def fits(origin: Origin, scale: float) -> bool:
     """Whether the result is finite once one of the operands, the gradient, is smaller by the scale."""
     if origin.again is None:
         return origin.worst <= INF and "a zero divisor" not in origin.facts

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import linecache
 import os
 import sys
-from types import FrameType
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -50,6 +52,32 @@ def users_line() -> Line | None:
     """The innermost line of user or model code; None where there is none, as in the threads of backward."""
     found = _innermost(sys._getframe(1))
     return None if found is None else _line(found)
+
+
+def line_of_variable(holds: Callable[[Any], bool]) -> Line | None:
+    """The line of a caller's that gave a variable the value for which `holds` is true, the last before the line that
+    the caller is in now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _owner(frame.f_code.co_filename) == _USER:
+            for name in [name for name, value in list(frame.f_locals.items()) if holds(value)]:
+                lines = list(_assignments(frame.f_code, name))
+                number = max((line for line in lines if line <= frame.f_lineno), default=max(lines, default=0))
+                if number:
+                    return _line(frame)._replace(number=number)
+        frame = frame.f_back
+    return None
+
+
+def _assignments(code: CodeType, name: str) -> Iterator[int]:
+    """The lines of a function that give a variable of its own a value."""
+    lines = [(start, end, line) for start, end, line in code.co_lines() if line is not None]
+    for step in dis.get_instructions(code):
+        # From Python 3.13 on one instruction may store two variables, or store one and load another.
+        names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        stored = names[:1] if "LOAD" in step.opname else names
+        if step.opname.startswith("STORE_") and name in stored:
+            yield from (line for start, end, line in lines if start <= step.offset < end)
 
 
 def line_in_backward() -> Line | None:

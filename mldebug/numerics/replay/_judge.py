@@ -90,7 +90,7 @@ class Judge:
         """
         norms = self._recorder.gradients.of(step)
         if norms is not None and norms.scaled:
-            return self.scaling.judge(norms, backwards.ran())
+            return self.scaling.judge(norms, backwards.ran(), backwards.after_model.origin)
         if norms is None or (scaler is not None and scaler.is_enabled()):
             return None
         if math.isfinite(norms.total) or norms.bad() is None:
