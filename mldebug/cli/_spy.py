@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mldebug.cli._parser import Parser, add_common, count, file_to_write, seconds
 from mldebug.core.errors import UsageError
-from mldebug.core.report import emit, write
+from mldebug.core.report import emit, tell
 
 if TYPE_CHECKING:
     from mldebug.hang._evidence import Evidence
@@ -74,10 +74,11 @@ _SSH_OPTION = "option as in ~/.ssh/config, such as Port=2222; repeatable"
 _TIMEOUT = "seconds for the whole command (default: 10; 30 for other nodes, 60 for more than 64)"
 _PYTHON = "the Python that has mldebug there (default: the path of this one; python3 in pods)"
 _NOBODY = """\
-a rank is a process of yours with RANK and WORLD_SIZE in its environment (torchrun,
-accelerate, deepspeed), or Open MPI's, PMI's or SLURM's, or a Python process with torch in
-it. Others are found by --name TEXT, --pid PID or --user USER; the ranks of other nodes by
---hosts, --slurm or --pods."""
+hint: a rank is a process of yours with RANK and WORLD_SIZE in its environment
+  (torchrun, accelerate, deepspeed), or Open MPI's, PMI's or SLURM's, or a
+  Python process with torch in it. Others are found by --name TEXT, --pid PID or
+  --user USER; the ranks of other nodes by --hosts, --slurm or --pods.
+"""
 _FROM = "judge evidence from FILE and look at nothing; repeatable, one for each node"
 
 
@@ -104,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         save_evidence(report.evidence, output)
     emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color)
     if not report.evidence["ranks"]:
-        write(f"hint: {_NOBODY}\n", sys.stderr)
+        tell(_NOBODY)
     if _is_interrupted(report.evidence):
         return 130
     return 0 if report.ok else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from mldebug.cli._parser import Parser, add_common, count
 from mldebug.core.errors import UsageError
@@ -45,7 +46,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.output is None:
-        raise UsageError("no folder to write the tokenizer to", f"mldebug tiny-tokenizer {args.source} -o DIR")
+        source = shlex.quote(args.source)
+        raise UsageError("no folder to write the tokenizer to", f"mldebug tiny-tokenizer {source} -o DIR")
     from mldebug.tiny import tiny_tokenizer
 
     report = tiny_tokenizer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 
@@ -13,5 +14,5 @@ def how_to_install(extra: str) -> str:
     tree = Path(__file__).resolve().parents[2]
     project = tree / "pyproject.toml"
     if project.is_file() and 'name = "mldebug-toolkit"' in project.read_text(encoding="utf-8"):
-        return f"pip install -e '{'.' if tree == Path.cwd() else tree}[{extra}]'"
+        return "pip install -e " + shlex.quote(f"{'.' if tree == Path.cwd() else tree}[{extra}]")
     return f"pip install 'mldebug-toolkit[{extra}]'"

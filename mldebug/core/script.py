@@ -193,8 +193,10 @@ def _script_hint(name: str) -> str:
     if os.path.basename(name) in ("torchrun", "accelerate", "deepspeed", "srun", "mpirun"):
         return f"let the launcher start mldebug: {name} ... -m mldebug COMMAND -- train.py"
     folder = os.path.dirname(name) or "."
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    near = difflib.get_close_matches(os.path.basename(name), names, n=1)
+    # The ending is left out: it alone makes any two short names of scripts look alike.
+    there = os.listdir(folder) if os.path.isdir(folder) else []
+    names = {os.path.splitext(found)[0]: found for found in sorted(there, key=lambda found: found.endswith(".py"))}
+    near = difflib.get_close_matches(os.path.splitext(os.path.basename(name))[0], sorted(names), n=1)
     if near:
-        return f"did you mean {os.path.join(os.path.dirname(name), near[0])}?"
+        return f"did you mean {os.path.join(os.path.dirname(name), names[near[0]])}?"
     return f"the current folder is {os.getcwd()}; give the path from there"

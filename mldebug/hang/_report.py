@@ -59,7 +59,8 @@ class SpyReport(Report):
         here = len(case.views)
         total = f" of {case.world}" if case.world > here else ""
         hosts = {rank["host"] for rank in self.evidence["ranks"]}
-        words = f"{here}{total} rank{'s' if here != 1 else ''} on {len(hosts)} host{'s' if len(hosts) != 1 else ''}"
+        ranks = "ranks" if total or here != 1 else "rank"
+        words = f"{here}{total} {ranks} on {len(hosts)} host{'s' if len(hosts) != 1 else ''}"
         if len(hosts) != 1:
             return words
         pids = ranges(rank["pid"] for rank in self.evidence["ranks"])

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -162,7 +163,7 @@ def _private(name: str) -> Path:
     path.mkdir(mode=0o700, exist_ok=True)
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise MldebugError(f"{path} can be written to by others, or is theirs", f"`rm -r {path}`")
+        raise MldebugError(f"{path} can be written to by others, or is theirs", f"`rm -r {shlex.quote(str(path))}`")
     return path
 
 

@@ -8,6 +8,7 @@ import lzma
 import os
 import re
 import resource
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -196,7 +197,8 @@ def _with_numbers(name: str) -> list[tuple[int, str]]:
 def _cannot_read(path: str, exc: Exception) -> MldebugError:
     if isinstance(exc, FileNotFoundError):
         near = Path(path).parent
-        hint = f"ls {near} shows what is there" if near.is_dir() else f"there is no folder {near} either"
+        ls = f"ls {shlex.quote(str(near))} shows what is there"
+        hint = ls if near.is_dir() else f"there is no folder {near} either"
         return UsageError(f"cannot read {path}: no such file", hint)
     words = (getattr(exc, "strerror", None) or str(exc)).lower()
     return MldebugError(f"cannot read {path}: {words}", "look at it with `ls -l` and `file`")

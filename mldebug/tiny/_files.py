@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -55,7 +56,7 @@ def path_of(source: str | os.PathLike[str]) -> Path | None:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError) as exc:
         if path.is_symlink():
-            raise UsageError(f"cannot read {text}: it is a link to nothing", f"ls -l {text}") from exc
+            raise UsageError(f"cannot read {text}: it is a link to nothing", f"ls -l {shlex.quote(text)}") from exc
         return None
     except ValueError:  # a null byte
         return None

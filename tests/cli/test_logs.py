@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -102,6 +103,15 @@ def test_errors_are_two_lines(run_python: Run, words: list[str], status: int, sa
     assert (done.returncode, done.stdout) == (status, "")
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 2
+
+
+def test_what_a_hint_says_to_run_can_be_pasted(run_python: Run, tmp_path: Path) -> None:
+    done = mldebug(run_python, tmp_path / "none.log")
+    assert f"hint: ls {tmp_path} shows" in done.stderr
+    odd = tmp_path / "al's logs"
+    odd.mkdir()
+    done = mldebug(run_python, odd / "none.log")
+    assert f"hint: ls {shlex.quote(str(odd))} shows" in done.stderr
 
 
 def test_a_terminal_that_cannot_show_all_signs(run_python: Run, tmp_path: Path) -> None:

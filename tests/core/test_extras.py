@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -17,6 +18,11 @@ def test_in_a_source_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert extras.how_to_install("plot") == "pip install -e '.[plot]'"
     monkeypatch.chdir(tmp_path)
     assert extras.how_to_install("plot") == f"pip install -e '{ROOT}[plot]'"
+    tree = tmp_path / "al's tree"
+    tree.mkdir()
+    (tree / "pyproject.toml").write_text('name = "mldebug-toolkit"')
+    monkeypatch.setattr(extras, "__file__", str(tree / "mldebug" / "core" / "extras.py"))
+    assert shlex.split(extras.how_to_install("plot")) == ["pip", "install", "-e", f"{tree}[plot]"]
 
 
 @pytest.mark.parametrize("project", [None, 'name = "another"'])

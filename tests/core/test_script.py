@@ -197,6 +197,7 @@ def test_future_statements_of_the_package_do_not_reach_the_script(run_python: Ru
     [
         ([], "no script to run", "name a script"),
         (["missing.py"], "cannot run missing.py: no such file or directory", "the current folder is"),
+        (["no.py"], "cannot run no.py: no such file or directory", "the current folder is"),  # only its ending is alike
         (["trian.py"], "cannot run trian.py: no such file or directory", "did you mean train.py?"),
         (["python3", "train.py"], "cannot run python3: no such file", "leave the interpreter out"),
         (["torchrun", "train.py"], "cannot run torchrun: no such file", "torchrun ... -m mldebug COMMAND -- train.py"),

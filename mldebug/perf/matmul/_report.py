@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -172,10 +173,11 @@ class MamfReport(Report):
             else:
                 why = "the rate was not steady: run again with nothing else on the device, or longer"
             rows.append(("note", why))
+        file = shlex.quote(str(self.path))
         if self.ended:
-            rows.append(("ended early", f"by {self.ended}: the best so far; `--resume {self.path}` goes on"))
+            rows.append(("ended early", f"by {self.ended}: the best so far; `--resume {file}` goes on"))
         elif self.settled and self.model is None and self.device_kind != "cpu":
-            rows.append(("next", f"`mldebug mfu --mamf {self.path} ...` compares a training run with this"))
+            rows.append(("next", f"`mldebug mfu --mamf {file} ...` compares a training run with this"))
         return rows
 
     def _dtype(self) -> str:

@@ -87,7 +87,8 @@ def loss_falls(model: Any, inputs: Mapping[str, Any]) -> tuple[bool, str]:
             losses = _train(model, inputs, rate, objective)
             if not losses:
                 break
-            said = f"{losses[0]:.4g} to {min(losses):.4g} in {len(losses) - 1} steps{precision}{kind}"
+            steps = "1 step" if len(losses) == 2 else f"{len(losses) - 1} steps"
+            said = f"{losses[0]:.4g} to {min(losses):.4g} in {steps}{precision}{kind}"
             if min(losses) < losses[0] and all(map(math.isfinite, losses)):
                 return True, said
         if "return_loss" not in inputs or not losses or max(losses) > min(losses):
