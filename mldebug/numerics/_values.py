@@ -85,7 +85,8 @@ class Values:
                     recorder.guard(self._look_into, loss, kept)
         if losses:
             self.record(losses[0] if len(losses) == 1 else losses, "loss", "loss")
-        if all(loss.is_cpu for loss in losses) and (nodes := forwards.backwards.nodes()):
+        fine = all(loss.is_cpu and math.isfinite(abs(loss.item())) for loss in losses)  # else its gradients follow
+        if losses and fine and (nodes := forwards.backwards.nodes()):
             recorder.guard(forwards.backwards.after_model.watch, losses, nodes)
 
     def operation_of(self, batch: int) -> LossOperation | None:

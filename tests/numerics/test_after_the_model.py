@@ -321,3 +321,14 @@ def test_a_variance_that_rounding_makes_negative() -> None:
     event = watch(model, run).event
     agrees(event, phase="optimizer", kind="nan", param="weight")
     assert event is not None and event.cause == "negative variance of the optimizer"
+
+
+def test_the_gradients_of_a_bad_loss_are_no_second_event() -> None:
+    def loss(y: Tensor) -> Tensor:
+        y.register_hook(lambda grad: grad * 0.5)
+        return (y / 0.0).sum()
+
+    model, step = trained(loss)
+    events: list[Any] = []
+    watch(model, lambda: step(0), on_event=events.append)
+    assert [(event.role, event.phase) for event in events] == [("loss", "forward")]

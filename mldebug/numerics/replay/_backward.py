@@ -32,7 +32,7 @@ class Kept:
         self.snapshot = snapshot
         self.grads: dict[str, Tensor] = {}  # as they went into the nodes: after the user's hooks on these outputs
         self._came: dict[str, int] = {}  # the id of each before these
-        self._changed: set[str] = set()  # those that a hook has changed
+        self._before: dict[str, Tensor] = {}  # those that a hook has changed, as they were
         self.reason = ""
         self.last = torch._C._autograd._get_sequence_nr()  # the number of the first node after the forward
         self.twice = False  # its gradients were made to be differentiated again, and that is not run again
@@ -50,7 +50,8 @@ class Kept:
     def changed_by_hook(self) -> Line | None:
         """The hook of the user's own on an output of the root that made its gradient bad; None if none did. The line is
         that of the hook if the output is still there."""
-        if not any(not bool(torch.isfinite(self.grads[path]).all()) for path in self._changed & set(self.grads)):
+        bad = {path for path in self._before.keys() & self.grads.keys() if not _is_finite(self.grads[path])}
+        if not any(_is_finite(self._before[path]) for path in bad):
             return None
         for output in (ref() for ref in self._outputs):
             for hook in (output._backward_hooks or {}).values() if output is not None else ():
@@ -61,7 +62,7 @@ class Kept:
     def catch_after(self, path: str, grad: Tensor) -> None:
         """The gradient as the node takes it."""
         if path in self.grads and id(grad) != self._came.get(path):
-            self._changed.add(path)
+            self._before[path] = self.grads[path]
             self.grads[path] = grad.detach()
 
     def catch(self, path: str, grad: Tensor) -> None:
@@ -85,6 +86,7 @@ class Kept:
             handle.remove()
         self._handles.clear()
         self.grads.clear()
+        self._before.clear()
 
     def differentiate(self, output: Any, parameters: list[Tensor], scale: float = 1.0) -> list[Tensor | None]:
         """The vector-Jacobian product of a forward that has just run again, by parameter that requires a gradient.
@@ -138,6 +140,10 @@ class Backwards:
         while self._kept:
             self._kept.pop().release()
         self.after_model.clear()
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
 
 
 class _Catch:
