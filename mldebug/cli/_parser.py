@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -93,7 +94,13 @@ class ScriptParser(Parser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: ") and "-m" in message.split():
             raise UsageError(message, f"the script goes after `--`: {self.prog} -- -m package.module")
-        super().error(message)
+        try:
+            super().error(message)
+        except UsageError as exc:
+            if message.startswith("unrecognized arguments: ") and exc.message == message and "--help" in exc.hint:
+                after = f"those of the script go after it: {self.prog} -- train.py --lr 1e-3"
+                raise UsageError(message, f"{exc.hint}; {after}") from None
+            raise
 
 
 def file_to_write(option: str, path: str | None) -> str | None:
@@ -104,7 +111,7 @@ def file_to_write(option: str, path: str | None) -> str | None:
     full = os.path.abspath(path)
     folder = os.path.dirname(full)
     if not os.path.isdir(folder):
-        raise UsageError(f"{option} {path}: there is no folder {folder}", f"mkdir -p {folder}")
+        raise UsageError(f"{option} {path}: there is no folder {folder}", f"mkdir -p {shlex.quote(folder)}")
     if os.path.isdir(full):
         raise UsageError(f"{option} {path}: this is a folder", f"name a file in it: {os.path.join(path, 'FILE')}")
     if not os.access(full if os.path.exists(full) else folder, os.W_OK):

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     if output is not None:
         save_evidence(report.evidence, output)
     emit(report, json=args.json, quiet=args.quiet, no_color=args.no_color)
-    if not report.evidence["ranks"]:
+    if report.ok and not report.evidence["ranks"]:
         tell(_NOBODY)
     if _is_interrupted(report.evidence):
         return 130

@@ -42,13 +42,19 @@ class SpyReport(Report):
 
     @property
     def ok(self) -> bool:
-        return not self.verdict.hung
+        """Whether it does not hang. Where none of the nodes that were asked has answered, nobody knows."""
+        return not self.verdict.hung and not self._unanswered
+
+    @property
+    def _unanswered(self) -> bool:
+        hosts = self.evidence["hosts"]
+        return bool(hosts) and all(host["status"] != "ok" for host in hosts)
 
     @property
     def headline(self) -> str:
         """The verdict in a few words: `hung: gil-held, rank 1`."""
         verdict = self.verdict
-        words = "hung" if verdict.hung else "not hung"
+        words = "hung" if verdict.hung else "no node answered" if self._unanswered else "not hung"
         words += f": {verdict.kind}" if verdict.kind != "unknown" else ""
         return f"{words}, {name_ranks(verdict.culprits)}" if verdict.culprits else words
 

@@ -42,7 +42,7 @@ def _refuse(target: Path, force: bool, mark: str, what: str, source: Path | None
         raise UsageError(f"{target} is a file", "choose the name of a new folder")
     parent = target.absolute().parent
     if not parent.is_dir():
-        raise UsageError(f"there is no folder {parent}", f"mkdir -p {parent}")
+        raise UsageError(f"there is no folder {parent}", f"mkdir -p {shlex.quote(str(parent))}")
 
 
 def path_of(source: str | os.PathLike[str]) -> Path | None:

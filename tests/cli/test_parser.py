@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mldebug.cli._parser import Parser, add_common, count, seconds, whole, wholes
+from mldebug.cli._parser import Parser, ScriptParser, add_common, count, file_to_write, seconds, whole, wholes
 from mldebug.core.errors import UsageError
 
 
@@ -51,3 +53,18 @@ def test_numbers(kind: Callable[[str], Any], text: str, value: Any) -> None:
 def test_what_is_no_such_number(kind: Callable[[str], Any], text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a"):
         kind(text)
+
+
+def test_options_of_the_script_have_their_place() -> None:
+    parser = ScriptParser(prog="mldebug overflow")
+    with pytest.raises(UsageError) as caught:
+        parser.parse_args(["--lr", "3", "--", "train.py"])
+    assert caught.value.message == "unrecognized arguments: --lr"
+    assert caught.value.hint.endswith("those of the script go after it: mldebug overflow -- train.py --lr 1e-3")
+
+
+def test_the_folder_that_a_hint_makes_is_quoted(tmp_path: Path) -> None:
+    folder = tmp_path / "al's runs"
+    with pytest.raises(UsageError) as caught:
+        file_to_write("--output", str(folder / "x.json"))
+    assert shlex.split(caught.value.hint) == ["mkdir", "-p", str(folder)]

@@ -132,3 +132,17 @@ def test_wrong_usage(words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         run(*words)
     assert isinstance(caught.value, MldebugError) and caught.value.hint
+
+
+def test_where_no_node_answered_nothing_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evidence = {**json.loads(MOVING.read_text()), "ranks": []}
+    for statuses, status, words in (
+        (("unreachable", "timeout"), 1, "no node answered\n"),
+        (("unreachable", "ok"), 0, "not hung\n"),
+    ):
+        hosts = [{"host": f"node{number}", "status": said, "why": ""} for number, said in enumerate(statuses)]
+        (tmp_path / "job.json").write_text(json.dumps({**evidence, "hosts": hosts}))
+        assert run("--from", str(tmp_path / "job.json")) == status
+        said = capsys.readouterr()
+        assert said.out.startswith(words)
+        assert said.err.startswith("hint: a rank is") == (status == 0)
