@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from textwrap import fill
 
 from mldebug.cli._parser import ScriptParser, add_common, count, file_to_write, seconds, whole
 from mldebug.core.errors import UsageError
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     def say(line: str) -> None:
         if not args.quiet:
-            tell(f"mldebug: {line}\n")
+            tell(fill(f"mldebug: {line}", 80, subsequent_indent="    ", break_on_hyphens=False) + "\n")
 
     report = emulate(
         command,
