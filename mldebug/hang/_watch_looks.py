@@ -79,6 +79,8 @@ class Looks:
             return None
         if self._kept and now - self._kept[-1][1] > 3 * self._often + _LATE:
             self._kept.clear()  # we were stopped ourselves (Ctrl-Z, a machine that slept), and the job with us
+        if self._kept and not _same_ranks(self._kept[-1][2], evidence):
+            self._kept.clear()  # a launcher made its ranks, or one came or went: looks at others tell nothing of these
         self._kept.append((now, time.monotonic(), evidence))
         while len(self._kept) > 2 and self._kept[1][0] <= now - self._timeout and self._span(1) >= self._enough:
             self._kept.pop(0)
@@ -88,7 +90,7 @@ class Looks:
         if not found.verdict.hung or now - self._kept[0][0] < self._timeout * 0.9 or self._span(0) < self._enough:
             return None
         closer = self._closer(pids)
-        if closer is None:
+        if closer is None or not _same_ranks(evidence, closer) or not self._read_before() >= _read(closer):
             return None
         found = self._judge([*(look for *_, look in self._kept), closer])
         return found if found.verdict.hung else None
@@ -96,12 +98,16 @@ class Looks:
     def _closer(self, pids: Sequence[int]) -> Evidence | None:
         """The look that an alarm rests on. A stack that was read before and is late now tells of a busy machine, and
         without it another rank may seem to be at fault."""
-        read = {rank["pid"] for *_, look in self._kept for rank in look["ranks"] if rank["status"] == "ok"}
+        read = self._read_before() | _read(self._kept[-1][2])
         for _ in range(_AGAIN):
             closer = self._look(pids, 2)
             if closer is None or not any(one["status"] == "timeout" and one["pid"] in read for one in closer["ranks"]):
                 return closer
         return self._look(pids, 2)
+
+    def _read_before(self) -> set[int]:
+        """Whose stacks an earlier look than the last one has: nobody can say of any other whether it stood still."""
+        return {pid for *_, look in self._kept[:-1] for pid in _read(look)}
 
     def _span(self, first: int) -> float:
         """Seconds between the looks from this one on: what moves while a rank is looked at, and so stopped, tells
@@ -121,6 +127,18 @@ class Looks:
             self.count += 1
             return evidence
         return None
+
+
+def _read(look: Evidence) -> set[int]:
+    """The processes whose stacks a look has."""
+    return {rank["pid"] for rank in look["ranks"] if rank["status"] == "ok"}
+
+
+def _same_ranks(before: Evidence, after: Evidence) -> bool:
+    """Whether two looks saw the same processes, and not others that have their numbers."""
+    then = {rank["pid"]: rank["start"] for rank in before["ranks"]}
+    now = {rank["pid"]: rank["start"] for rank in after["ranks"]}
+    return then.keys() == now.keys() and all(abs(then[pid] - now[pid]) < 1 for pid in now)
 
 
 def _cpu() -> float:

@@ -12,6 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -310,6 +312,42 @@ def test_a_stack_that_is_late_when_the_alarm_is_near_is_read_again(monkeypatch: 
         report = looks.look([1])
     assert (report.verdict.kind, report.verdict.culprits) == ("skipped-collective", (2,))
     assert closer == []
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch, seen: list[dict[str, Any]], times: list[float]) -> list[bool]:
+    """Whether each look raises an alarm, of looks at these times that see this; the last stays what it is."""
+    clock = [0.0]
+    monkeypatch.setattr("mldebug.hang._watch_looks.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    turn = [0]
+    monkeypatch.setattr("mldebug.hang._watch_looks.collect", lambda **_: copy.deepcopy(seen[turn[0]]))
+    looks, alarms = Looks(8.0), []
+    for number, clock[0] in enumerate(times):
+        turn[0] = min(number, len(seen) - 1)
+        alarms.append(looks.look([1]) is not None)
+    return alarms
+
+
+def test_what_was_seen_before_a_rank_came_tells_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a launcher starts its ranks seconds later, and a look has it alone."""
+    whole = json.loads((PROGRAMS.parent / "evidence" / "skip_collective.json").read_text())
+    launcher = copy.deepcopy(whole)
+    launcher["ranks"] = [{**whole["ranks"][0], "pid": 4711, "children": []}]
+    assert looked_at(monkeypatch, [launcher, whole], [0, 4, 8, 11, 12]) == [False, False, False, False, True]
+    again = copy.deepcopy(whole)
+    again["ranks"][2]["start"] += 5  # its launcher started it once more, by chance with the same number
+    assert looked_at(monkeypatch, [whole, again], [0, 4, 8, 11, 12]) == [False, False, False, False, True]
+    assert looked_at(monkeypatch, [whole], [0, 4, 8]) == [False, False, True]
+
+
+def test_a_rank_whose_stack_is_read_for_the_first_time_may_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = json.loads((PROGRAMS.parent / "evidence" / "skip_collective.json").read_text())
+    late = copy.deepcopy(whole)
+    late["ranks"][2].update(status="timeout")
+    for sample in late["ranks"][2]["samples"]:
+        sample["threads"] = []
+    assert looked_at(monkeypatch, [late, late, whole], [0, 4, 8, 12]) == [False, False, False, True]
+    never = [late, late, late, late]
+    assert looked_at(monkeypatch, never, [0, 4, 8])[-1]  # the others wait, and that one cannot be read
 
 
 def test_no_alarm_where_nothing_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
