@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import functools
+from collections.abc import Callable
+
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
+from mldebug.perf.memory._holders import find_holder, length_of
 from mldebug.perf.memory._process import Process
 
 
@@ -20,3 +27,29 @@ def test_growth_that_has_ended_is_taken_back() -> None:
             assert process.per_step is not None and "the process grew" in process.note
     process.judge()
     assert process.per_step is None and not process.note
+
+
+def test_an_lru_cache_is_a_holder_with_a_bound() -> None:
+    keep = functools.lru_cache(maxsize=16)(lambda number: torch.full((4, 3), float(number)))
+    for number in range(10):
+        keep(number)
+    found = find_holder(lambda tensor: tensor.shape == (4, 3))
+    assert found is not None
+    holder, address, tensor = found
+    assert (holder.kind, holder.count, holder.most, holder.may_be_cache) == ("lru_cache", 10, 16, False)
+    assert length_of(address, holder.kind) == 10 and tensor.shape == (4, 3)
+
+
+@pytest.mark.parametrize("make", [dict, collections.OrderedDict, lambda: collections.defaultdict(list)])
+def test_what_has_keys_may_be_a_cache_that_still_fills(make: Callable[[], dict[int, object]]) -> None:
+    kept = make()
+    for number in range(10):
+        kept[number] = torch.zeros(5, 7)
+    found = find_holder(lambda tensor: tensor.shape == (5, 7))
+    assert found is not None and found[0].may_be_cache and found[0].count == 10
+
+
+def test_what_has_no_keys_is_none() -> None:
+    kept = [torch.zeros(7, 5) for _ in range(10)]
+    found = find_holder(lambda tensor: tensor.shape == (7, 5))
+    assert found is not None and not found[0].may_be_cache and found[0].count == len(kept)

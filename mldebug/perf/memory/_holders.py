@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import gc
 import inspect
 import itertools
@@ -12,11 +13,14 @@ from dataclasses import dataclass
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
+_KEYED = (dict, collections.OrderedDict, collections.defaultdict)
+_LRU = type(functools.lru_cache(int))
+
 
 @dataclass(frozen=True)
 class Holder:
     """A container that has `count` things, tensors or what contains them; `graph`: they have their autograd graph;
-    `most`: it holds no more than so many (a deque with a maxlen)."""
+    `most`: it holds no more than so many (a deque with a maxlen, an lru_cache)."""
 
     name: str
     kind: str
@@ -24,16 +28,26 @@ class Holder:
     graph: bool
     most: int | None = None
 
+    @property
+    def may_be_cache(self) -> bool:
+        """Whether it has keys: then it may grow only until each key was seen."""
+        return self.kind in ("cache", *(one.__name__ for one in _KEYED))
+
 
 def find_holder(is_wanted: Callable[[Any], bool], least: int = 6) -> tuple[Holder, int, Any] | None:
-    """The largest list, deque, set or dict of at least `least` things of which the last and the one `least` before
-    are, or contain, tensors that are wanted; its id, for `length_of`; and such a tensor.
+    """The largest list, deque, set, dict or lru_cache of at least `least` things of which the last and the one `least`
+    before are, or contain, tensors that are wanted; its id, for `length_of`; and such a tensor.
 
     Looks at all containers that Python's collector knows, which takes about a tenth of a second per million.
     """
     best: tuple[int, Any, Any] | None = None
     for thing in gc.get_objects():
-        if type(thing) not in (list, dict, collections.deque, set) or len(thing) < least:
+        if type(thing) is _LRU:
+            if (tensor := _cached(thing, is_wanted, least)) is not None:
+                size = thing.cache_info().currsize
+                best = (size, thing, tensor) if best is None or size > best[0] else best
+            continue
+        if type(thing) not in (list, collections.deque, set, *_KEYED) or len(thing) < least:
             continue
         if type(thing) is dict and "__name__" in thing:  # the names of a module
             continue
@@ -47,17 +61,36 @@ def find_holder(is_wanted: Callable[[Any], bool], least: int = 6) -> tuple[Holde
     if best is None:
         return None
     count, container, tensor = best
-    name = name_of(container)
     graph = getattr(tensor, "grad_fn", None) is not None
-    holder = Holder(name, type(container).__name__, count, graph, getattr(container, "maxlen", None))
+    if type(container) is _LRU:
+        most = container.cache_info().maxsize
+        holder = Holder(f"`{container.__name__}`", "cache" if most is None else "lru_cache", count, graph, most)
+    else:
+        most = getattr(container, "maxlen", None)
+        holder = Holder(name_of(container), type(container).__name__, count, graph, most)
     return holder, id(container), tensor
+
+
+def _cached(cache: Any, is_wanted: Callable[[Any], bool], least: int) -> Any:
+    """A wanted tensor that an lru_cache keeps, if it is one of `least` at least."""
+    torch = sys.modules["torch"]
+    if cache.cache_info().currsize < least:
+        return None
+    # One that is bounded has an entry for each result, and the others a dict.
+    kept = [part for thing in gc.get_referents(cache) for part in (thing.values() if type(thing) is dict else [thing])]
+    entries = [item for one in kept for item in ([one] if isinstance(one, torch.Tensor) else gc.get_referents(one))]
+    found = [tensor for item in entries if (tensor := _tensor_in(item, is_wanted)) is not None]
+    return found[-1] if len(found) >= least else None
 
 
 def length_of(address: int, kind: str) -> int | None:
     """How many things the container holds by now; None where it is there no more."""
     for thing in gc.get_objects():
-        if id(thing) == address and type(thing).__name__ == kind:
-            return len(thing)
+        if id(thing) == address:
+            if type(thing) is _LRU:
+                return int(thing.cache_info().currsize)
+            if type(thing).__name__ == kind:
+                return len(thing)
     return None
 
 

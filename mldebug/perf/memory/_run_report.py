@@ -12,6 +12,8 @@ from mldebug.perf.memory._live import Live
 from mldebug.perf.memory._process import HostLeak
 from mldebug.perf.memory._reading import Reading, size
 
+_SURE = 100  # steps after which a cache is taken to be full
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -164,6 +166,8 @@ def _leak_text(leak: Leak) -> list[str]:
     if holder is not None:
         what = "with their autograd graph" if holder.graph else "of them"
         lines.append(f"  kept by {holder.name or 'an object without a name'}, a {holder.kind} of {holder.count} {what}")
+        if holder.may_be_cache and leak.last < _SURE:
+            lines.append("  a cache that still fills looks like this, too: run more steps to tell")
     if holder is not None and holder.graph:
         lines.append("hint: a tensor keeps the graph that made it: store loss.item() or loss.detach() instead")
     elif holder is not None:

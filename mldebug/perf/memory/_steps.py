@@ -177,7 +177,9 @@ class Steps:
 
     def _believe(self, leak: Leak) -> None:
         self.leak, self._in_doubt = leak, None
-        self._tell()
+        # What is kept by keys may be a cache that still fills: it is told of when it grows in a later window, too.
+        if not (self._first and leak.holder is not None and leak.holder.may_be_cache):
+            self._tell()
 
     def _clear(self, sites: set[Site], why: str) -> None:
         """These places are no leak; what else there was stays in view."""
