@@ -285,3 +285,17 @@ def test_4096_ranks_are_judged_in_seconds() -> None:
     first, *_ = judge_dist_test({**report, "ended": "the ranks cannot reach each other"}).culprits
     assert first.host == "n100" and "and 4094 more ways" in first.reason
     assert time.process_time() - began < 20
+
+
+@pytest.mark.parametrize(("number", "word"), [(11, "PYTHONFAULTHANDLER"), (6, "PYTHONFAULTHANDLER"), (9, "dmesg")])
+def test_who_crashed_is_told_what_to_do_next(number: int, word: str) -> None:
+    ranks = {"0": {**new_rank(0, 0, "h0", "b", 1, 2), "code": -number}}
+    culprit = judge_dist_test({**empty(1, "gloo", 15.0), "ranks": ranks, "ended": "a rank failed"}).culprits[0]
+    assert culprit.kind == "dead" and word in culprit.hint
+
+
+def test_a_torch_that_cannot_be_loaded_has_a_hint() -> None:
+    error = {"type": "ImportError", "message": "libcudart.so.12: cannot open shared object file", "after": 1.0}
+    ranks = {"0": {**new_rank(0, 0, "h0", "b", 1, 2), "error": error, "phase": "import"}}
+    culprit = judge_dist_test({**empty(1, "gloo", 15.0), "ranks": ranks, "ended": "a rank failed"}).culprits[0]
+    assert "import torch" in culprit.hint and "h0" in culprit.hint

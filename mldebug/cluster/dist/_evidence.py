@@ -3,7 +3,8 @@
 schema, world, backend, timeout, ended (why the collector stopped), seconds
 collector  {host, pid, address}
 ranks      {"0": {rank, local_rank, host, boot, pid, parent, phase, step, age, state, parent_state, silent, lost,
-                  code, error, facts, reach, large, done, stack, checks, local_world, apart, skew, waits, no_stack, terminated}}
+                  code, error, facts, reach, large, done, stack, checks, local_world, apart, skew, waits, no_stack,
+                  terminated}}
                                          a rank that never came is not in it
 clashes    [{rank, host, pid, why}]      who was not let in
 plan       {"0": host}                   where the launcher puts ranks, if it says so

@@ -139,6 +139,12 @@ def _dead(evidence: Evidence) -> Iterator[Culprit]:
             number = -one["code"]
             name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
             hint = "dmesg | grep -i 'out of memory': the kernel may have ended it" if number == 9 else ""
+            crash = number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+            hint = (
+                "PYTHONFAULTHANDLER=1 shows its stack; `mldebug doctor` there looks for what is broken"
+                if crash
+                else hint
+            )
             yield _of_rank(evidence, rank, "dead", f"was ended by {name}", hint=hint)
         else:
             yield _of_rank(evidence, rank, "dead", f"left with status {one['code']}")
@@ -262,6 +268,9 @@ def _error_text(error: dict[str, Any]) -> str:
 
 def _hint(one: dict[str, Any]) -> str:
     text = str(one["error"]["message"])
+    if one["phase"] == "import" and one["error"]["type"] in ("ImportError", "ModuleNotFoundError", "OSError"):
+        where = f" on {one['host']}"
+        return f"`python -c 'import torch'`{where} shows all of it: install torch anew there, or load its libraries"
     for pattern, hint in (
         (r"out of memory", "nvidia-smi: does another process hold the memory?"),
         (r"no space left|/dev/shm", "/dev/shm is too small: docker run --ipc=host, or --shm-size=8g"),
