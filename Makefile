@@ -4,7 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # Processes that run tests; more than there are cores make those late that wait for something.
 JOBS ?= 2
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+CONSTRAINTS ?= constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c $(CONSTRAINTS)
 
 .PHONY: help demo test lint docs format clean
 
@@ -44,12 +45,12 @@ $(BIN)/python:
 		|| { echo "mldebug needs Python 3.10 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "installing into $(VENV) (the first time this downloads PyTorch)"
 	$(PIP_INSTALL) -e .
 	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-test: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "installing into $(VENV) (the first time this downloads PyTorch)"
 	$(PIP_INSTALL) -e '.[test,dev]'
 	@touch $(VENV)/.installed $@

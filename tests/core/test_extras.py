@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mldebug.core import extras
+from mldebug.core.errors import MldebugError
 
 ROOT = Path(extras.__file__).parents[2]
 
@@ -38,3 +39,21 @@ def test_installed(
         "from mldebug.core.extras import how_to_install\nprint(how_to_install('plot'))"
     )
     assert done.stdout == "pip install 'mldebug-toolkit[plot]'\n"
+
+
+@pytest.mark.parametrize(("version", "fits"), [("4.57.1", False), ("5.0.0rc1", True), ("12.1", True), ("main", True)])
+def test_a_part_that_needs_a_newer_version(monkeypatch: pytest.MonkeyPatch, version: str, fits: bool) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    if fits:
+        extras.needs("a tiny model", "transformers", 5)
+        return
+    with pytest.raises(MldebugError) as raised:
+        extras.needs("a tiny model", "transformers", 5)
+    assert str(raised.value) == (
+        "a tiny model needs transformers 5 or newer; 4.57.1 is installed\n"
+        "hint: pip install -U 'transformers>=5', in an environment of its own if your training needs 4.57.1"
+    )
+
+
+def test_what_is_not_installed_is_for_its_import_to_say() -> None:
+    extras.needs("a tiny model", "no-such-distribution", 5)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mldebug.core.device import find_device
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.extras import needs
 from mldebug.core.report import Report, paint
 from mldebug.perf.memory._reading import size
 
@@ -241,6 +242,7 @@ def _build(source: Any, dtype: str, device: str) -> tuple[str, torch.nn.Module]:
         import transformers
     except ImportError as exc:
         raise MldebugError("activation_memory of a config needs transformers", "pip install transformers") from exc
+    needs("activation memory of a config", "transformers", 5)
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise UsageError(f"dtype is {dtype!r}, and torch has no such dtype", "such as bfloat16 or float32")

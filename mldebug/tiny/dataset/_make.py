@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mldebug.core.errors import UsageError
+from mldebug.core.extras import needs
 from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
 from mldebug.tiny._files import folder_beside, put, refuse
 from mldebug.tiny.dataset._choose import Choice, chosen_splits, limits_for, no_rows, opened_source
@@ -96,6 +97,7 @@ def tiny_dataset(
     choice = Choice(n, rows, seed, by, side, skip_bad, limits)
     if format not in FORMATS:
         raise UsageError(f"there is no format {format!r}", f"choose {', '.join(FORMATS)}")
+    needs("a tiny dataset", "datasets", 5)
     target = Path(output)
     refuse(target, force, RECORD, "tiny dataset", source)
     with quiet(), folder_beside(target) as folder:

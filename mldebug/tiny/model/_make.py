@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.extras import needs
 from mldebug.tiny._calls import NUMBER, PATH, TEXT, checked_call
 from mldebug.tiny._files import folder_beside, put, refuse
 from mldebug.tiny._report import Check
@@ -336,6 +337,7 @@ def _import_libraries() -> None:
         import numpy  # noqa: F401
     if stop.asked:
         raise KeyboardInterrupt
+    needs("a tiny model", "transformers", 5)
     import torch  # noqa: F401
     import transformers.modeling_utils
     import transformers.models.auto.configuration_auto
