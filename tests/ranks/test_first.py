@@ -223,8 +223,8 @@ class TestTwoNodes:
         texts = "".join(one[2] for one in ended)
         said = re.search(r"is not the same on all nodes: (\w+) \(\w+\) for rank \d on", texts)
         assert said, ended
-        # Who comes first is right. The node with a disk of its own goes on then; the other waits for rank 0, which fails
-        # where it comes later.
+        # Who comes first is right. If that is the node with a disk of its own it goes on; the other waits for rank 0,
+        # which fails where it comes later.
         assert [one[0] for one in ended] == ([0, 0, 1, 1] if said.group(1) == "shared" else [1] * 4), ended
         assert time.monotonic() - begin < 55
 
