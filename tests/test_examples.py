@@ -25,13 +25,13 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_finds_what_it_says(path: Path, tmp_path: Path, run_python: Run) -> None:
+def test_an_example_finds_what_it_says(path: Path, tmp_path: Path, run_torch: Run) -> None:
     for module in imports(path) | {"torch"}:
         if importlib.util.find_spec(module) is None:  # loading lightning would change the environment for good
             pytest.skip(f"could not import {module!r}")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")  # what they leave behind is seen
     before = set(tmp_path.rglob("*"))
-    done = run_python(
+    done = run_torch(
         Path("examples", path.name), cwd=tmp_path, timeout=110, env={"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     )
     assert done.returncode == 0, done.stderr

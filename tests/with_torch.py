@@ -192,7 +192,7 @@ def _become(words: list[str]) -> None:
         exec(compile(args[0], "<string>", "exec", dont_inherit=True), main.__dict__)
     else:
         sys.argv = words
-        main.__dict__["__file__"] = head
+        main.__dict__["__file__"] = os.path.abspath(head)
         source = Path(head).read_bytes()
         exec(compile(source, head, "exec", dont_inherit=True), main.__dict__)
 
