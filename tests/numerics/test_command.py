@@ -16,9 +16,20 @@ Done = subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def overflow(run_python: Callable[..., Done]) -> Callable[..., Done]:
+    """As a shell starts it."""
+    return _overflow(run_python)
+
+
+@pytest.fixture
+def forked(run_torch: Callable[..., Done]) -> Callable[..., Done]:
+    """The same where torch is loaded already."""
+    return _overflow(run_torch)
+
+
+def _overflow(run_program: Callable[..., Done]) -> Callable[..., Done]:
     def run(*args: str, cwd: Path | None = None) -> Done:
         env = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-        return run_python("-m", "mldebug", "overflow", *args, timeout=110, env=env, cwd=cwd)
+        return run_program("-m", "mldebug", "overflow", *args, timeout=110, env=env, cwd=cwd)
 
     return run
 
@@ -49,26 +60,26 @@ def test_json_is_the_only_thing_on_stdout(overflow: Callable[..., Done]) -> None
     assert "step 1 done" in done.stderr, "the program's own output goes to stderr"
 
 
-def test_healthy_script(overflow: Callable[..., Done], run_python: Callable[..., Done]) -> None:
-    plain = run_python(PROGRAMS / "healthy_loop.py", "a", "-b")
-    done = overflow("--", program("healthy_loop.py"), "a", "-b")
+def test_healthy_script(forked: Callable[..., Done], run_torch: Callable[..., Done]) -> None:
+    plain = run_torch(PROGRAMS / "healthy_loop.py", "a", "-b")
+    done = forked("--", program("healthy_loop.py"), "a", "-b")
     assert done.returncode == 0, done.stderr
     assert all(line in done.stdout.splitlines() for line in plain.stdout.splitlines())
-    done = overflow("--json", "--", program("healthy_loop.py"), "a", "-b")
+    done = forked("--json", "--", program("healthy_loop.py"), "a", "-b")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["event"] is None
     assert all(line in done.stderr.splitlines() for line in plain.stdout.splitlines())
 
 
-def test_the_status_of_the_script_passes_through(overflow: Callable[..., Done]) -> None:
-    assert overflow("--", program("exits_three.py")).returncode == 3
-    done = overflow("--json", "--", program("exits_three.py"))
+def test_the_status_of_the_script_passes_through(forked: Callable[..., Done]) -> None:
+    assert forked("--", program("exits_three.py")).returncode == 3
+    done = forked("--json", "--", program("exits_three.py"))
     assert done.returncode == 3
     assert json.loads(done.stdout)["event"] is None
 
 
-def test_a_script_that_raises(overflow: Callable[..., Done]) -> None:
-    done = overflow("--", program("raises.py"))
+def test_a_script_that_raises(forked: Callable[..., Done]) -> None:
+    done = forked("--", program("raises.py"))
     assert done.returncode == 1
     assert "RuntimeError: the data set is gone" in done.stderr
     assert 'raise RuntimeError("the data set is gone")' in done.stderr
@@ -84,27 +95,27 @@ def test_a_module_in_place_of_a_script(overflow: Callable[..., Done], tmp_path: 
 
 @pytest.mark.parametrize("option", ["--max-frames", "--max_frames"])
 def test_options_in_both_spellings_and_lines_go_to_the_output_file(
-    overflow: Callable[..., Done], tmp_path: Path, option: str
+    forked: Callable[..., Done], tmp_path: Path, option: str
 ) -> None:
     path = tmp_path / "frames.jsonl"
-    done = overflow(option, "2", "--output", str(path), "--", program("overflow_loop.py"))
+    done = forked(option, "2", "--output", str(path), "--", program("overflow_loop.py"))
     assert done.returncode == 1
     assert "Last 2 forward frames:" in done.stdout + done.stderr
     assert all(isinstance(json.loads(line), dict) for line in path.read_text().splitlines())
     assert "blocks.1.wo" in path.read_text()
 
 
-def test_exclude_and_include(overflow: Callable[..., Done]) -> None:
-    done = overflow("--json", "--exclude", "blocks.1.wo", "--", program("overflow_loop.py"))
+def test_exclude_and_include(forked: Callable[..., Done]) -> None:
+    done = forked("--json", "--exclude", "blocks.1.wo", "--", program("overflow_loop.py"))
     assert json.loads(done.stdout)["event"]["module"] == "blocks.1"
-    done = overflow("--json", "--include", "blocks.0*", "--", program("overflow_loop.py"))
+    done = forked("--json", "--include", "blocks.0*", "--", program("overflow_loop.py"))
     assert done.returncode in (0, 1)
     event = json.loads(done.stdout)["event"]
     assert event is None or not event["module"].startswith("blocks.1")
 
 
-def test_trace_and_abort(overflow: Callable[..., Done]) -> None:
-    done = overflow("--trace-batch-nums", "1", "--abort-after-batch-num", "1", "--", program("overflow_loop.py"))
+def test_trace_and_abort(forked: Callable[..., Done]) -> None:
+    done = forked("--trace-batch-nums", "1", "--abort-after-batch-num", "1", "--", program("overflow_loop.py"))
     assert done.returncode != 0
     assert "*** Starting batch number=1 ***" in done.stdout + done.stderr
     assert "step 2 done" not in done.stdout
@@ -129,8 +140,8 @@ def test_wrong_usage(overflow: Callable[..., Done], args: tuple[str, ...]) -> No
     assert done.stdout == ""
 
 
-def test_the_trainer_of_transformers(overflow: Callable[..., Done]) -> None:
-    done = overflow("--json", "--", program("hf_trainer.py"), "underflow_overflow")
+def test_the_trainer_of_transformers(forked: Callable[..., Done]) -> None:
+    done = forked("--json", "--", program("hf_trainer.py"), "underflow_overflow")
     assert done.returncode == 1, done.stderr
     assert "Detected inf/nan" not in done.stderr, "the class behind the Trainer's own flag adds nothing"
     event = json.loads(done.stdout)["event"]
