@@ -53,6 +53,7 @@ def main() -> None:
     thread.join()
     rank0_print("rank 0 says the sum is", sum(found))
     print_once(f"rank {dist.get_rank()} once")
+    del model  # of DDP, which waits at its end for threads of a group that has gone, and they for the lock of Python
     dist.destroy_process_group()
 
 

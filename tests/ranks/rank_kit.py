@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
+FORKED = Path(__file__).parent / "forked_torchrun.py"
 _LAUNCHERS = ("SLURM", "OMPI_", "PMI", "PALS_", "MPI_", "TORCHELASTIC", "MASTER_", "GROUP_", "ROLE_")
 
 
@@ -34,6 +35,11 @@ def clean(**more: str) -> dict[str, str]:
 def torchrun(*args: str | Path, ranks: int = 4) -> list[str]:
     options = ["--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     return [sys.executable, "-m", "torch.distributed.run", *options, *map(str, args)]
+
+
+def forked(command: Sequence[str]) -> list[str]:
+    """This torchrun with its ranks forked of it."""
+    return [command[0], str(FORKED), *command[1:]]
 
 
 def free_port() -> int:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from .rank_kit import PROGRAMS, Typist, below, finish, start, torchrun
+from .rank_kit import PROGRAMS, Typist, below, finish, forked, start, torchrun
 
 HELD = PROGRAMS / "held.py"
 
 
 def test_torchrun_that_sends_output_to_files(tmp_path) -> None:
-    command = torchrun("--redirects", "3", "--log-dir", tmp_path, HELD, "1", ranks=2)
+    command = forked(torchrun("--redirects", "3", "--log-dir", tmp_path, HELD, "1", ranks=2))
     with Typist(command) as typist:
         typist.expect(r"look around")
         typist.expect(r"\(Pdb rank 1\)")
@@ -29,7 +29,7 @@ def test_torchrun_that_sends_output_to_files(tmp_path) -> None:
 
 
 def test_ctrl_c_under_torchrun_ends_all() -> None:
-    with Typist(torchrun(HELD, "1", ranks=2)) as typist:
+    with Typist(forked(torchrun(HELD, "1", ranks=2))) as typist:
         typist.expect(r"\(Pdb rank 1\)")
         typist.expect("rank 0 waits", anywhere=True)
         ranks = [one for one in below(typist.pid) if one != typist.pid]
@@ -45,7 +45,7 @@ def losses(text: str) -> list[str]:
 
 
 def test_one_rank_is_held_and_all_finish_with_the_same_losses() -> None:
-    with Typist(torchrun(HELD, "2")) as typist:
+    with Typist(forked(torchrun(HELD, "2"))) as typist:
         typist.expect(r"look around")
         typist.expect(r"held\.py\(\d+\)step\(\)")
         typist.expect(r"\(Pdb rank 2\)")

@@ -21,6 +21,8 @@ from mldebug.ranks import EmulateReport, emulate
 from mldebug.ranks._emulate_nodes import environment, share_gpus
 from mldebug.ranks._emulate_output import Output
 
+from .rank_kit import FORKED
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 PROGRAM = Path(__file__).parent / "programs" / "all_reduce_and_tell.py"
@@ -91,7 +93,7 @@ def test_a_plain_torchrun_becomes_a_job_of_two_nodes(plain: bool, monkeypatch: p
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     before = links()
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(PROGRAM)]
+    launch = [sys.executable, str(FORKED), "-m", "torch.distributed.run", "--nproc-per-node", "2", str(PROGRAM)]
     report, lines, told = run(launch, nodes=2, gpus_per_node=2, plain=plain)
     here = sorted(line for line in lines if " here " in line)
     assert (report.status, report.namespaces, len(here)) == (0, not plain, 4), lines
@@ -110,7 +112,7 @@ def test_a_plain_torchrun_becomes_a_job_of_two_nodes(plain: bool, monkeypatch: p
 def test_a_node_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", str(PROGRAM), "1"]
+    launch = [sys.executable, str(FORKED), "-m", "torch.distributed.run", "--nproc-per-node", "1", str(PROGRAM), "1"]
     report, lines, told = run(launch, nodes=2, gpus_per_node=1, plain=True, grace=20)
     assert report.status == 1, lines
     assert any(line.startswith("[node1] ") and "exitcode  : 9" in line for line in lines)

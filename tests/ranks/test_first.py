@@ -23,7 +23,7 @@ from mldebug.ranks._first import spans
 from mldebug.ranks._world import Who
 from tests.at_once import AtOnce
 
-from .rank_kit import PROGRAMS, clean, finish, free_port, start, torchrun
+from .rank_kit import FORKED, PROGRAMS, clean, finish, free_port, start, torchrun
 
 FIRST = PROGRAMS / "first.py"
 
@@ -246,36 +246,49 @@ class TestTwoNodes:
         assert [one[0] for one in ended] == [0] * 4, ended
         assert all((one, "came") in seen for one in range(4))
 
-    def test_rank_0_that_never_comes(self) -> None:
+    def test_rank_0_that_never_comes(self, run_torch: Callable[..., Any]) -> None:
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        ended = finish(start([FIRST, "some"], numbered(4, per_node=2, **common)[1:2]), 60)
-        assert ended[0][0] == 1
-        assert re.search(r"the store at 127.0.0.1:\d+, .* cannot be reached", ended[0][2]), ended
+        done = run_torch(FIRST, "some", env=clean(**numbered(4, per_node=2, **common)[1]))
+        assert done.returncode == 1
+        assert re.search(r"the store at 127.0.0.1:\d+, .* cannot be reached", done.stderr), done.stderr
 
 
-class TestTorchrun:
-    def run(self, case: str, status: int = 0) -> tuple[dict[tuple[int, str], float], str]:
-        command = torchrun(FIRST, case)
-        done = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=110, check=False)
+Torchrun = Callable[..., "tuple[dict[tuple[int, str], float], str]"]
+
+
+@pytest.fixture
+def under_torchrun(run_torch: Callable[..., Any]) -> Torchrun:
+    """What four ranks did, that torchrun forks, and what it said."""
+
+    def run(case: str, status: int = 0) -> tuple[dict[tuple[int, str], float], str]:
+        done = run_torch(FORKED, *torchrun(FIRST, case)[1:], env=clean(), timeout=110)
         assert done.returncode == status, done.stderr
         return times(done.stdout), done.stderr
 
+    return run
+
+
+class TestTorchrun:
     def test_without_a_process_group(self) -> None:
-        seen, _ = self.run("plain")
+        """They load torch themselves, for the store of torchrun."""
+        command = torchrun(FIRST, "plain")
+        done = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=110, check=False)
+        assert done.returncode == 0, done.stderr
+        seen = times(done.stdout)
         for number in range(3):
             assert_main_first(seen, f"block{number}", 0, [1, 2, 3])
 
-    def test_with_one_and_its_groups_and_a_store_that_is_given(self) -> None:
-        seen, _ = self.run("gloo")
+    def test_with_one_and_its_groups_and_a_store_that_is_given(self, under_torchrun: Torchrun) -> None:
+        seen, _ = under_torchrun("gloo")
         for what in ("block0", "block1", "block2", "by-store"):
             assert_main_first(seen, what, 0, [1, 2, 3])
         assert_main_first(seen, "by-group", 0, [2])
         assert_main_first(seen, "by-group", 1, [3])
         assert seen[1, "by-group-begins"] < seen[0, "by-group-ends"]
 
-    def test_an_error_reaches_all_ranks_after_a_restart_too(self) -> None:
+    def test_an_error_reaches_all_ranks_after_a_restart_too(self, under_torchrun: Torchrun) -> None:
         begin = time.monotonic()
-        seen, err = self.run("error", status=1)
+        seen, err = under_torchrun("error", status=1)
         assert (0, "block-ends") in seen and (1, "block-begins") not in seen
         assert "ValueError: shard 7 is" in err
         assert time.monotonic() - begin < 60

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mldebug.ranks import LogsReport, emulate, logs
 
+from .rank_kit import FORKED
+
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="needs Linux"), pytest.mark.timeout(180)]
 
 PROGRAM = str(Path(__file__).parent / "programs" / "one_rank_fails.py")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TORCHRUN = ["-m", "torch.distributed.run"]
+# A launcher whose stdout and stderr are one file.
+INTO = f"""
+import os, runpy, sys
+log = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT)
+for stream in (1, 2):
+    os.dup2(log, stream)
+sys.argv[0] = {str(FORKED)!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+Torchrun = Callable[..., LogsReport]
 
 
-def torchrun(tmp_path: Path, *words: str) -> LogsReport:
+@pytest.fixture
+def torchrun(run_torch: Callable[..., Any], tmp_path: Path) -> Torchrun:
     """Everything that the job printed, in one file."""
-    log = tmp_path / "job.log"
-    command = [*TORCHRUN, "--nproc-per-node", "4", "--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint",
-               "localhost:0", *words]  # fmt: skip
-    with log.open("wb") as out:
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run(command, stdout=out, stderr=out, check=False, timeout=120, env=env)
-    return logs(log)
+
+    def run(*words: str) -> LogsReport:
+        log = tmp_path / "job.log"
+        where = ["--nproc-per-node", "4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+        done = run_torch(INTO, log, *TORCHRUN, *where, *words, timeout=120)
+        assert done.returncode == 1, log.read_text()
+        return logs(log)
+
+    return run
 
 
-def test_one_rank_fails_and_the_others_are_victims(tmp_path: Path) -> None:
-    report = torchrun(tmp_path, PROGRAM, "value", "2")
+def test_one_rank_fails_and_the_others_are_victims(torchrun: Torchrun) -> None:
+    report = torchrun(PROGRAM, "value", "2")
     cause, *victims = report.tracebacks
     assert (cause.ranks, cause.exception, cause.victim) == ((2,), "ValueError: bad batch", "")
     assert all(one.victim for one in victims)
@@ -40,9 +55,9 @@ def test_one_rank_fails_and_the_others_are_victims(tmp_path: Path) -> None:
     assert report.text().startswith("2 kinds of traceback; first" if victims else "1 kind of traceback; first")
 
 
-def test_the_prefix_of_tee_and_the_hook_are_the_same_rank(tmp_path: Path) -> None:
+def test_the_prefix_of_tee_and_the_hook_are_the_same_rank(torchrun: Torchrun, tmp_path: Path) -> None:
     folder = tmp_path / "ranks"
-    report = torchrun(tmp_path, "--tee", "3", "--log-dir", str(folder), PROGRAM, "chain", "1")
+    report = torchrun("--tee", "3", "--log-dir", str(folder), PROGRAM, "chain", "1")
     files = logs(folder)
     for found in (report, files):
         cause = found.tracebacks[0]
@@ -55,8 +70,8 @@ def test_the_prefix_of_tee_and_the_hook_are_the_same_rank(tmp_path: Path) -> Non
         ]
 
 
-def test_interleaved_asserts_are_one_kind_with_its_messages(tmp_path: Path) -> None:
-    report = torchrun(tmp_path, "--tee", "3", PROGRAM, "assert", "-1")
+def test_interleaved_asserts_are_one_kind_with_its_messages(torchrun: Torchrun) -> None:
+    report = torchrun("--tee", "3", PROGRAM, "assert", "-1")
     cause = report.tracebacks[0]
     assert cause.exception.startswith("AssertionError: rank ")
     assert len(cause.ranks) > 1
@@ -64,8 +79,8 @@ def test_interleaved_asserts_are_one_kind_with_its_messages(tmp_path: Path) -> N
         assert message.text.endswith(f"{5 + message.ranks[0] % 2} rows")
 
 
-def test_a_rank_that_was_killed_is_the_odd_one_out(tmp_path: Path) -> None:
-    report = torchrun(tmp_path, PROGRAM, "kill", "3")
+def test_a_rank_that_was_killed_is_the_odd_one_out(torchrun: Torchrun) -> None:
+    report = torchrun(PROGRAM, "kill", "3")
     assert all(one.victim for one in report.tracebacks)
     assert report.silent[0].ranks == (3,)
     assert "SIGKILL" in report.silent[0].ended
@@ -76,7 +91,7 @@ def test_a_job_on_emulated_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     log = tmp_path / "job.log"
     with log.open("wb") as out:
-        command = [*TORCHRUN, "--nproc-per-node", "2", "--tee", "3", PROGRAM, "value", "3"]
+        command = [sys.executable, str(FORKED), *TORCHRUN, "--nproc-per-node", "2", "--tee", "3", PROGRAM, "value", "3"]
         emulate(command, nodes=2, gpus_per_node=2, plain=True, stdout=out.fileno(), stderr=out.fileno())
     report = logs(log)
     assert (report.tracebacks[0].ranks, report.tracebacks[0].exception) == ((3,), "ValueError: bad batch")

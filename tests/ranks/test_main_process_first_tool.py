@@ -5,17 +5,30 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .rank_kit import ROOT, clean, torchrun
+from .rank_kit import FORKED, ROOT, clean, torchrun
 
 TOOL = ROOT / "tools" / "main_process_first.py"
+# The tool, whose sleeps of two seconds are for people who watch it.
+QUICK = f"""
+import runpy, time
+sleep = time.sleep
+time.sleep = lambda seconds: sleep(seconds / 8)
+runpy.run_path({str(TOOL)!r}, run_name="__main__")
+"""
 
 
-def test_its_command_under_torchrun() -> None:
+def test_its_command_under_torchrun(run_torch: Callable[..., Any], tmp_path: Path) -> None:
     """The main process runs and loads alone, and the other after it: what they print has the classic form."""
-    done = subprocess.run(torchrun(TOOL, ranks=2), env=clean(), capture_output=True, text=True, check=True, timeout=100)
+    tool = tmp_path / "main_process_first.py"
+    tool.write_text(QUICK)
+    done = run_torch(FORKED, *torchrun(tool, ranks=2)[1:], env=clean(), timeout=100)
+    assert done.returncode == 0, done.stderr
     assert re.split(r"\n+", done.stdout.strip()) == [
         "*** Demo global_main_process_first",
         *("Running on global rank 0", "Loading dataset", "Running on global rank 1", "Loading dataset"),

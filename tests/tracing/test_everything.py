@@ -10,6 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from mldebug import trace_tail
+from tests.ranks.rank_kit import FORKED
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "tests" / "programs" / "four_ranks.py"
@@ -20,9 +21,8 @@ def run_job(run_torch: Run, folder: Path, *under: str) -> dict[str, list[str]]:
     """What each rank printed, in its order; `under` is what mldebug is to do."""
     folder.mkdir()
     env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = run_torch(
-        "-m", "torch.distributed.run", "--nproc-per-node", "4", *under, str(JOB), str(folder), env=env, timeout=110
-    )
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "4", *under, str(JOB), str(folder)]
+    done = run_torch(FORKED, *launch, env=env, timeout=110)
     assert done.returncode == 0, done.stderr
     ranks: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
@@ -32,7 +32,7 @@ def run_job(run_torch: Run, folder: Path, *under: str) -> dict[str, list[str]]:
     return ranks
 
 
-@pytest.mark.timeout(300)  # two jobs of four imports of torch
+@pytest.mark.timeout(300)
 def test_four_ranks_with_everything_on_print_and_compute_the_same(run_torch: Run, tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     trace = ["-m", "mldebug", "trace", "--threads", "--args", "--returns", "--exceptions", "-o", str(traces), "--"]
