@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from mldebug.cli._missing import as_usage_error
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.interrupt import Interrupts
 from mldebug.core.report import tell, write
 
 
@@ -20,7 +21,8 @@ def run_tool(name: str, main: Callable[[], int | None]) -> NoReturn:
             run_tool("mamf-finder", main)
     """
     try:
-        status = main() or 0
+        with Interrupts(name):
+            status = main() or 0
         write("", sys.stdout)  # what is still in the buffer fails here, where it can be said
     except MldebugError as exc:
         status = _told(name, exc)

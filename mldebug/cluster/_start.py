@@ -140,8 +140,11 @@ class Clients:
 
 def program_of(module: str) -> str:
     """What `python -c` runs to look after the workers of a host. Not `-m`: that would import modules from the folder
-    where it happens to start."""
-    return f"import sys; sys.path[:] = [p for p in sys.path if p]; import {module} as node; sys.exit(node.main())"
+    where it happens to start. Ctrl-C is for the coordinator, which ends it, and is not to come while modules load."""
+    return (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = [p for p in sys.path if p]; "
+        f"import {module} as node; sys.exit(node.main())"
+    )
 
 
 def told(options: Start, job: str, places: Sequence[Any], **more: Any) -> dict[str, Any]:

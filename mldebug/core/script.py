@@ -17,6 +17,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
 from mldebug.core.errors import UsageError
+from mldebug.core.interrupt import Kept
 
 
 def run_script(argv: Sequence[str], *, module: bool = False) -> None:
@@ -41,7 +42,8 @@ def run_script(argv: Sequence[str], *, module: bool = False) -> None:
         sys.argv = [argv0, *argv[1:]]
         sys.modules["__main__"] = main
         try:
-            exec(code, main.__dict__)
+            with Kept():
+                exec(code, main.__dict__)
         except BaseException as exc:
             if os.getpid() != pid:
                 _end_child(exc)
@@ -72,8 +74,13 @@ def script_traceback(exc: BaseException) -> TracebackType | None:
 
 
 def print_traceback(exc: BaseException) -> None:
-    """Print what the script raised as Python would have, without the frames that ran the script."""
+    """Print what the script raised as Python would have, without the frames that ran the script, and ours of Ctrl-C."""
     exc.with_traceback(script_traceback(exc))  # the hook of Python itself looks at the exception alone
+    last = exc.__traceback__
+    while last is not None:
+        if last.tb_next is not None and last.tb_next.tb_frame.f_globals.get("__name__") == "mldebug.core.interrupt":
+            last.tb_next = None
+        last = last.tb_next
     try:
         sys.excepthook(type(exc), exc, exc.__traceback__)
     except Exception:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
+from mldebug.core.interrupt import Kept
 
 
 def refuse(target: Path, force: bool, mark: str, what: str, source: object = None) -> None:
@@ -91,7 +92,8 @@ def folder_beside(target: Path | None) -> Iterator[Path]:
         reason = (exc.strerror or str(exc)).lower()
         raise MldebugError(f"cannot write {target}: {reason}", "choose another folder") from exc
     try:
-        yield folder
+        with Kept():
+            yield folder
     except Exception as exc:
         if not isinstance(exc, OSError) and "I/O error" not in str(exc):  # the writer of weights has errors of its own
             raise

@@ -28,7 +28,10 @@ from mldebug.core.stacks import dump, process_state
 
 # How a rank is started; the socket to this process is one of its arguments. Not `-m`: that would take modules from the
 # folder where this happens to be called, such as the torch of a checkout of PyTorch.
-PROGRAM = "import sys; sys.path[:] = [path for path in sys.path if path]; from mldebug.cluster.dist.{} import main; {}"
+PROGRAM = (  # Ctrl-C is for rank 0 or the launcher, and is not to come while modules load
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "sys.path[:] = [path for path in sys.path if path]; from mldebug.cluster.dist.{} import main; {}"
+)
 WORKER = (sys.executable, "-c", PROGRAM.format("_rank", "main()"))
 
 _TICK = 0.05

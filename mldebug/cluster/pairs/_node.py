@@ -56,6 +56,8 @@ class Node:
             )  # fmt: skip
             with contextlib.suppress(Exception):  # each worker meets the same fault, and says it
                 self.load()
+            # Only now, when there is somebody to kill: raised in an import it would not be what ends the process.
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
             self.say({"t": "loaded"})
             for local in self.local:
                 self._fork(local)
@@ -205,7 +207,6 @@ def main(kind: type[Node] = Node, name: str = "pairs") -> int:
     if told["parent"]:
         end_with_parent(told["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which ends us
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.environ.update(told["env"])
     try:
         message = kind(told).run()

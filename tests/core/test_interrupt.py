@@ -1,0 +1,199 @@
+"""Ctrl-C while a package is imported that loses a KeyboardInterrupt, as torch, numpy and transformers do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# What `import loses` does: it says that it runs, and goes on whatever is raised in it until the file `go` is there.
+LOSES = """
+import os, sys, time
+print("importing", flush=True)
+while not os.path.exists(os.environ["GO"]):
+    try:
+        time.sleep(0.01)
+        if interrupts._waiting is not None and not told:
+            told = print("waiting", flush=True) or True
+    except NameError:
+        pass
+    except BaseException as exc:
+        print("lost", type(exc).__name__, flush=True)
+print("imported", flush=True)
+"""
+SCRIPT = """
+import builtins, sys, time
+from mldebug.core import interrupt
+interrupt._STUCK = float(sys.argv[1])
+builtins.told = False
+with interrupt.Interrupts("tool") as builtins.interrupts, interrupt.Kept():
+    try:
+        import loses
+        print("after", flush=True)
+        while True:
+            time.sleep(0.01)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts Python where there is a module `loses`; with its stdout and stderr as text."""
+    begun = []
+
+    def run(*words: str, package: str = "loses") -> subprocess.Popen[str]:
+        (tmp_path / f"{package}.py").write_text(LOSES)
+        env = {**os.environ, "GO": str(tmp_path / "go"), "PYTHONPATH": str(tmp_path)}
+        process = subprocess.Popen(
+            [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=tmp_path
+        )
+        begun.append(process)
+        return process
+
+    yield run
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def interrupt(process: subprocess.Popen[str], after: str = "importing") -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{after}\n"
+    process.send_signal(signal.SIGINT)
+
+
+def test_a_command_ends_at_once_and_removes_its_temporary_folder(start, tmp_path: Path) -> None:
+    program = """
+        import tempfile
+        from mldebug.core.interrupt import Interrupts
+        with Interrupts("tool"), tempfile.TemporaryDirectory(dir=".", prefix="scratch"):
+            import loses
+    """
+    process = start("-c", textwrap.dedent(program))
+    interrupt(process)
+    assert process.communicate(timeout=60) == ("", "tool: interrupted\n")
+    assert process.returncode == 130
+    assert not list(tmp_path.glob("scratch*"))
+
+
+def test_children_are_not_left_behind(start, tmp_path: Path) -> None:
+    program = """
+        import subprocess
+        from mldebug.core.interrupt import Interrupts
+        with Interrupts("tool"):
+            child = subprocess.Popen(["sleep", "3600"])
+            try:
+                import loses
+            finally:
+                child.kill()
+                print("ended", child.wait())
+    """
+    process = start("-c", textwrap.dedent(program))
+    interrupt(process)
+    (tmp_path / "go").touch()
+    said, _ = process.communicate(timeout=60)
+    assert said == "imported\nended -9\n"
+
+
+def test_a_script_is_interrupted_after_the_import(start, tmp_path: Path) -> None:
+    process = start("-c", SCRIPT, "3600")
+    interrupt(process)
+    assert process.stdout.readline() == "waiting\n"
+    (tmp_path / "go").touch()
+    said, error = process.communicate(timeout=60)
+    assert said.replace("after\n", "") == "imported\ninterrupted\n"  # it is raised a moment later
+    assert error == ""
+
+
+def test_the_second_one_comes_at_once(start, tmp_path: Path) -> None:
+    process = start("-c", SCRIPT, "3600")
+    interrupt(process)
+    interrupt(process, "waiting")
+    assert process.stdout.readline() == "lost KeyboardInterrupt\n"
+
+
+def test_a_script_that_trains_in_an_import_is_interrupted_there(start) -> None:
+    process = start("-c", SCRIPT, "0.1")
+    interrupt(process)
+    assert process.stdout.readline() in ("waiting\n", "lost KeyboardInterrupt\n")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio has a way of its own since 3.11")
+def test_asyncio_cancels_its_task_as_under_python_alone(start, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        import asyncio
+        async def main():
+            try:
+                print("importing", flush=True)
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                print("cancelled", flush=True)
+                raise
+        asyncio.run(main())
+        """)
+    )
+    process = start("-m", "mldebug", "numa", "-q", "--", "train.py")
+    interrupt(process)
+    said, _ = process.communicate(timeout=60)
+    assert (said, process.returncode) == ("cancelled\n", 130)
+
+
+def test_the_traceback_of_a_script_has_no_frame_of_ours(start, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import time\nprint('importing', flush=True)\nwhile True:\n    time.sleep(0.01)\n"
+    )
+    process = start("-m", "mldebug", "numa", "-q", "--", "train.py")
+    interrupt(process)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.startswith("Traceback") and error.rstrip().endswith("KeyboardInterrupt")
+    assert "mldebug" not in error.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["mamf"],
+        ["demo"],
+        ["tiny-model", "llama", "-o", "tiny"],
+        ["overflow", "--", "train.py"],
+        ["compare", "--record", "record", "--", "train.py"],
+    ],
+)
+def test_commands_end_while_torch_loads(start, tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "train.py").write_text("print('begun')\n")
+    process = start("-m", "mldebug", *words, package="torch")
+    interrupt(process)
+    assert process.communicate(timeout=60) == ("", "mldebug: interrupted\n")
+    assert process.returncode == 130
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left <= {"train.py", "torch.py", "__pycache__", "record"}
+
+
+def test_what_looks_after_workers_can_be_ended_while_torch_loads(start, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    program = """
+        import signal
+        from mldebug.cluster.pairs._node import Node
+        def load():
+            print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+            raise RuntimeError
+        node = Node({"local": [], "nproc": 1, "host": "a", "job": "j", "rank": None})
+        node._connect = lambda: None
+        node.say = lambda message: None
+        node.load, node._fork, node._look_after = load, lambda local: None, lambda: None
+        node.run()
+        print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+    """
+    process = start("-c", textwrap.dedent(program))
+    said, error = process.communicate(timeout=60)
+    assert said == "True\nFalse\n", error
