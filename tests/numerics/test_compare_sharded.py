@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mldebug.core.errors import MldebugError
 from mldebug.numerics import compare
 
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "tests" / "programs" / "compare_sharded.py"
+TESTS = Path(__file__).resolve().parents[1]
+FORKED = TESTS / "ranks" / "forked_torchrun.py"
+PROGRAM = TESTS / "programs" / "compare_sharded.py"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(run_torch: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [FORKED, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     kinds = ["ddp", "turns", "fsdp", "tp", "tp:samples", "tp-bad", "ddp-bad"]
     for head, what in (([], ["one"]), (launcher, kinds)):
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, *head, str(PROGRAM), str(folder), *what]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = run_torch(*head, PROGRAM, folder, *what, timeout=120)
         assert done.returncode == 0, done.stderr
     return folder
 

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
+TESTS = Path(__file__).parents[1]
+FORKED = TESTS / "ranks" / "forked_torchrun.py"
+PROGRAM = TESTS / "programs" / "sharded_event.py"
 DEADLINE = 300  # seconds for a whole job, on a slow machine
-
-
-def torchrun(ranks: int, program: str, *args: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(PROGRAMS / program), *args],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, timeout=DEADLINE, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout
 
 
 def event_line(folder: Path, rank: int) -> dict[str, Any]:
@@ -41,12 +31,14 @@ LAST = {2: "reduce:raise", 4: "train:raise"}
 class Job:
     """What a job of some ranks came to."""
 
-    def __init__(self, ranks: int, folder: Path) -> None:
+    def __init__(self, run_torch: Callable[..., Any], ranks: int, folder: Path) -> None:
         self.ranks, self.folder = ranks, folder
         for case in (*JOBS[ranks], LAST[ranks]):
             if ":" in case:
                 (folder / case.replace(":", "-")).mkdir()
-        self.status, self.out = torchrun(ranks, "sharded_event.py", str(folder), *JOBS[ranks], LAST[ranks])
+        launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+        done = run_torch(FORKED, *launch, PROGRAM, folder, *JOBS[ranks], LAST[ranks], timeout=DEADLINE)
+        self.status, self.out = done.returncode, done.stdout + done.stderr
 
     def told(self, case: str) -> list[dict[str, Any]]:
         """What each rank wrote of a case, in the order of the ranks."""
@@ -58,13 +50,13 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return Job(2, tmp_path_factory.mktemp("two"))
+def two(run_torch: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return Job(run_torch, 2, tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return Job(4, tmp_path_factory.mktemp("four"))
+def four(run_torch: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return Job(run_torch, 4, tmp_path_factory.mktemp("four"))
 
 
 def test_four_ranks_stop_for_nan_on_the_third(four: Job) -> None:

@@ -16,7 +16,9 @@ import torch
 from mldebug.cli import main
 from mldebug.core.script import run_script
 
+pytestmark = pytest.mark.usefixtures("small_heap")
 PROGRAM = Path(__file__).parent / "programs" / "train_memory.py"
+FORKED = Path(__file__).parents[1] / "ranks" / "forked_torchrun.py"
 GROWING = PROGRAM.with_name("grow_memory.py")
 SOURCE = PROGRAM.read_text().splitlines()
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -156,7 +158,8 @@ def test_out_of_memory_says_where_and_what_was_alive(capsys: Capture) -> None:
 
 def test_two_ranks_say_who_they_are(run_torch: Run, tmp_path: Path) -> None:
     done = run_torch(
-        *("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "mldebug", "memory", "-q"),
+        *(FORKED, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"),
+        *("-m", "mldebug", "memory", "-q"),
         *("-o", tmp_path / "{rank}.jsonl", "--", PROGRAM, "healthy", "10"),
         timeout=90,
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("small_heap")
 
 import torch
 

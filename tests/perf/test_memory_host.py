@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,15 @@ from mldebug.perf.memory import _process
 from mldebug.perf.memory._process import Process
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("small_heap")
 PROGRAM = Path(__file__).parent / "programs" / "grow_host.py"
 KINDS = ("numpy=150", "models=30", "optimizers=30", "graphs=30", "results=30", "rollout=1500")
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, dict[str, Any]]:
+def seen(run_torch: Callable[..., Any]) -> dict[str, dict[str, Any]]:
     """The report of each kind, and what was said while it ran."""
-    env = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3]), "CUDA_VISIBLE_DEVICES": ""}
-    words = [sys.executable, str(PROGRAM), *KINDS]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=180, check=False)
+    done = run_torch(PROGRAM, *KINDS, env={"CUDA_VISIBLE_DEVICES": ""}, timeout=180)
     assert done.returncode == 0, done.stderr
     found = {told["kind"]: told for told in map(json.loads, done.stdout.splitlines())}
     for part in done.stderr.split(" begins\n")[0:-1]:
