@@ -173,10 +173,10 @@ def _begin(request: dict[str, Any], fds: list[int]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    _become(request["words"])
+    become(request["words"])
 
 
-def _become(words: list[str]) -> None:
+def become(words: list[str]) -> None:
     """Run the program as Python does with these words."""
     head, *args = words
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

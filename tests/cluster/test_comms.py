@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(120)
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "cluster" / "programs" / "comms.py"
-TORCHRUN = ROOT / "tests" / "ranks" / "forked_torchrun.py"
+TORCHRUN = ROOT / "tests" / "forked.py"
 QUICK = ("--backend", "gloo", "-n", "2", "-w", "1")
 
 
@@ -208,14 +208,15 @@ def test_under_torchrun_all_ranks_get_the_report(
 ) -> None:
     script = tmp_path / "job.py"
     script.write_text(
-        "import os\nfrom forked import forks\nfrom mldebug.cluster import comms\nforks(1, 'comms_node')\n"
+        "import os, subprocess\nfrom mldebug.cluster import comms\nfrom tests.forked import forks\n"
+        "subprocess.Popen = forks(1, 'comms_node')\n"
         "report = comms('sendrecv', first=4096, last=8192, iters=2, backend='gloo')\n"
         "text = f'{report.ok} {len(report.rows)} {report.best(\"sendrecv\"):.6g}'\n"
         "print(f'rank {os.environ[\"RANK\"]}: {text}\\n', end='')\n"
     )
     done = run_torch(
         TORCHRUN, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", script, timeout=90,
-        env={"PYTHONPATH": f"{ROOT}{os.pathsep}{PROGRAM.parent}", "OMP_NUM_THREADS": "1"},
+        env={"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -224,15 +225,17 @@ def test_under_torchrun_all_ranks_get_the_report(
 
 
 def test_objects_and_stability(run_torch: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = run_torch(OBJECTS, timeout=90, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{PROGRAM.parent}"})
+    done = run_torch(OBJECTS, timeout=90)
     assert (done.returncode, done.stdout) == (0, "as it should be\n"), done.stderr
 
 
 OBJECTS = """
-from forked import forks
-from mldebug.cluster import comms
+import subprocess
 
-forks(2, "comms_node")
+from mldebug.cluster import comms
+from tests.forked import forks
+
+subprocess.Popen = forks(2, "comms_node")
 report = comms(objects=20, nproc=2, backend="gloo")
 assert report.ok and set(report.evidence["objects"]["us"]) == {"all_gather_object", "all_gather", "all_reduce"}
 assert "all_gather_object" in report.text() and max(map(len, report.text().splitlines())) <= 80

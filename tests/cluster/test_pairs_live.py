@@ -30,7 +30,7 @@ from tests.bed.bed import Bed
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).parent / "programs" / "pairs.py"
-TORCHRUN = ROOT / "tests" / "ranks" / "forked_torchrun.py"
+TORCHRUN = ROOT / "tests" / "forked.py"
 LAUNCHERS = ("SLURM_", "OMPI_", "PMI")
 ENV = {"OMP_NUM_THREADS": "1"}
 GLOO = ("--backend", "gloo", "--bytes", "64K", "--timeout", "10", "--json")

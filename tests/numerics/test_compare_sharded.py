@@ -13,7 +13,7 @@ from mldebug.core.errors import MldebugError
 from mldebug.numerics import compare
 
 TESTS = Path(__file__).resolve().parents[1]
-FORKED = TESTS / "ranks" / "forked_torchrun.py"
+FORKED = TESTS / "forked.py"
 PROGRAM = TESTS / "programs" / "compare_sharded.py"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[1]
-FORKED = TESTS / "ranks" / "forked_torchrun.py"
+FORKED = TESTS / "forked.py"
 PROGRAM = TESTS / "programs" / "sharded_event.py"
 DEADLINE = 300  # seconds for a whole job, on a slow machine
 

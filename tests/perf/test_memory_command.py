@@ -18,7 +18,7 @@ from mldebug.core.script import run_script
 
 pytestmark = pytest.mark.usefixtures("small_heap")
 PROGRAM = Path(__file__).parent / "programs" / "train_memory.py"
-FORKED = Path(__file__).parents[1] / "ranks" / "forked_torchrun.py"
+FORKED = Path(__file__).parents[1] / "forked.py"
 GROWING = PROGRAM.with_name("grow_memory.py")
 SOURCE = PROGRAM.read_text().splitlines()
 Run = Callable[..., subprocess.CompletedProcess[str]]

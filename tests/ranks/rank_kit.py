@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-FORKED = Path(__file__).parent / "forked_torchrun.py"
+FORKED = ROOT / "tests" / "forked.py"
 _LAUNCHERS = ("SLURM", "OMPI_", "PMI", "PALS_", "MPI_", "TORCHELASTIC", "MASTER_", "GROUP_", "ROLE_")
 
 
