@@ -95,8 +95,9 @@ def run(args: argparse.Namespace) -> int:
         output=args.output or ".",
     )
     with StdoutToStderr(for_good=args.own_process) if args.json else nullcontext() as streams:
-        if args.own_process:
-            atexit.register(tracer.end_of_program)  # the script's own exit handlers come before, and are traced
+        status = 0
+        if args.own_process:  # the script's own exit handlers come before, and are traced
+            atexit.register(lambda: tracer.end_of_program(interrupted=status == 130))
         tracer.start()
         if not args.quiet and tracer.path:
             tell(f"mldebug: the trace is in {tracer.path}\n")

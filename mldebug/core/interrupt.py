@@ -60,7 +60,7 @@ class Interrupts:
             import _thread
 
             self._waiting = token = object()
-            _thread.start_new_thread(self._raise_after_import, (token, _thread.get_ident()))
+            _thread.start_new_thread(self._raise_later, (token, _thread.get_ident()))
             return
         self._waiting = None
         raise KeyboardInterrupt
@@ -75,7 +75,7 @@ class Interrupts:
         finally:
             os._exit(130)
 
-    def _raise_after_import(self, token: object, main: int) -> None:
+    def _raise_later(self, token: object, main: int) -> None:
         """In a thread: send the signal again when the main thread imports nothing more."""
         seen: FrameType | None = None
         since = time.monotonic()
@@ -83,7 +83,7 @@ class Interrupts:
             time.sleep(_TICK)
             found = _innermost_import(sys._current_frames().get(main))
             if found is None:
-                self._waiting = None  # so that another import, which begins just now, is waited for too
+                self._waiting = None  # so that the next import, which begins just now, is waited for too
                 signal.pthread_kill(main, signal.SIGINT)
             elif found is not seen:
                 seen, since = found, time.monotonic()

@@ -19,6 +19,8 @@ from typing import NoReturn
 from mldebug.core.errors import UsageError
 from mldebug.core.interrupt import Kept
 
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+
 
 def run_script(argv: Sequence[str], *, module: bool = False) -> None:
     """Run `argv[0]` with the arguments after it, as a script or (`module=True`) as `python -m` runs a module.
@@ -74,17 +76,28 @@ def script_traceback(exc: BaseException) -> TracebackType | None:
 
 
 def print_traceback(exc: BaseException) -> None:
-    """Print what the script raised as Python would have, without the frames that ran the script, and ours of Ctrl-C."""
+    """Print what the script raised as Python would have, without the frames that ran the script."""
     exc.with_traceback(script_traceback(exc))  # the hook of Python itself looks at the exception alone
-    last = exc.__traceback__
-    while last is not None:
-        if last.tb_next is not None and last.tb_next.tb_frame.f_globals.get("__name__") == "mldebug.core.interrupt":
-            last.tb_next = None
-        last = last.tb_next
+    if isinstance(exc, KeyboardInterrupt):
+        _leave_out_our_end(exc.__traceback__)
     try:
         sys.excepthook(type(exc), exc, exc.__traceback__)
     except Exception:
         traceback.print_exception(type(exc), exc, exc.__traceback__)
+
+
+def _leave_out_our_end(traceback: TracebackType | None) -> None:
+    """Ctrl-C may come while we look at a line of the script, and is raised by us: the script's line is what counts."""
+    last, ours = traceback, False
+    while traceback is not None:
+        path = traceback.tb_frame.f_code.co_filename
+        # What we call of Python's own library belongs to us.
+        ours = _is_ours(traceback.tb_frame.f_globals) or (ours and path.startswith(("<frozen", _LIBRARY)))
+        if not ours:
+            last = traceback
+        traceback = traceback.tb_next
+    if last is not None:
+        last.tb_next = None
 
 
 def exit_status(exit_: SystemExit) -> int:

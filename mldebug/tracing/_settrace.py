@@ -140,10 +140,12 @@ class SettraceEngine:
 
         def call(frame: FrameType, event: str, arg: Any) -> Any:
             code = frame.f_code
+            new = False
             try:
                 lines = decided[id(code)]
-            except KeyError:
-                lines = None
+            except KeyError:  # left at once: a Ctrl-C in what follows would be shown as raised while this was handled
+                lines, new = None, True
+            if new:
                 try:
                     if self._closed(code, frame):
                         return None

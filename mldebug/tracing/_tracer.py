@@ -139,10 +139,13 @@ class NicerTrace(Scope):
         _active.discard(self)
         self._timer = self._toggle = self._recorder = self._pen = None
 
-    def end_of_program(self) -> None:
-        """For a tracer that is never stopped: say in its file that the program ended in order. It traces on."""
+    def end_of_program(self, interrupted: bool = False) -> None:
+        """For a tracer that is never stopped: say in its file that the program ended in order. It traces on.
+
+        Ctrl-C takes the trace function away where it comes while that runs, which is no news where it `interrupted`."""
         if self._recorder is not None and self._recorder.engine is not None:
-            self._recorder.engine.check()
+            if not interrupted:
+                self._recorder.engine.check()
             self._say_if_empty(self._recorder)
             if self._recorder.found and self._selection.unused and self._pen is not None:
                 warn(f"nothing that ran matches --include {', '.join(sorted(self._selection.unused))}")

@@ -8,10 +8,13 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from mldebug.core.script import print_traceback
 
 # What `import loses` does: it says that it runs, and goes on whatever is raised in it until the file `go` is there.
 LOSES = """
@@ -157,6 +160,19 @@ def test_the_traceback_of_a_script_has_no_frame_of_ours(start, tmp_path: Path) -
     assert process.returncode == 130
     assert error.startswith("Traceback") and error.rstrip().endswith("KeyboardInterrupt")
     assert "mldebug" not in error.replace(str(tmp_path), "")
+
+
+def test_what_looks_at_a_line_is_no_part_of_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    ours: dict[str, Any] = {"__name__": "mldebug.looks"}
+    exec("def look(future):\n    future.result()", ours)
+    future: Future[None] = Future()
+    future.set_exception(KeyboardInterrupt())
+    try:
+        ours["look"](future)  # the script's line
+    except KeyboardInterrupt as exc:
+        print_traceback(exc)
+    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  File")]
+    assert len(shown) == 1 and __file__ in shown[0]
 
 
 @pytest.mark.parametrize(
