@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.usefixtures("small_heap")
 
 import torch
 
 from mldebug.perf.memory._holders import find_holder, length_of
 from mldebug.perf.memory._process import Process
+
+pytestmark = pytest.mark.usefixtures("small_heap")
 
 
 def test_growth_that_has_ended_is_taken_back() -> None:

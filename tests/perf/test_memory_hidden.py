@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.usefixtures("small_heap")
 
 from mldebug.perf.memory._holders import name_of
 from mldebug.perf.memory._process import Process
+
+pytestmark = pytest.mark.usefixtures("small_heap")
 
 
 class Thing:
