@@ -90,6 +90,7 @@ class WithTorch:
     def _start(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        env["WITH_TORCH_ROOM"] = "-" * 8192  # where the programs show their own variables: see forked.py
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())], env=env, pass_fds=[theirs.fileno()],

@@ -44,9 +44,10 @@ def document(done: subprocess.CompletedProcess[str], status: int) -> dict[str, A
     return told
 
 
-def test_all_is_well_and_every_collective_was_tried(run_python: Run, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    told = document(run_python(PROGRAM, *QUICK, "-o", tmp_path / "run.json", timeout=120, env=ENV), 0)
+@pytest.mark.parametrize("name", ["all is well"])
+def test_all_is_well_and_every_collective_was_tried(runs: AtOnce, run_python: Run, name: str) -> None:
+    done, out = runs[name]
+    told = document(done, 0)
     checks = set(told["evidence"]["ranks"]["1"]["checks"])
     lacking = {check for check, _ in told["evidence"]["left_out"]}
     for name in (
@@ -64,7 +65,7 @@ def test_all_is_well_and_every_collective_was_tried(run_python: Run, tmp_path: P
             tried = {f"{name} {dtype} 4 B", f"{name} {dtype} 64 KiB"} <= checks
             assert tried or f"{name} {dtype}" in lacking, f"{name} {dtype}"
     assert {"memory", "matmul", "barrier"} <= checks
-    again = run_python(PROGRAM, "--from", tmp_path / "run.json", env=ENV)
+    again = run_python(PROGRAM, "--from", out, env=ENV)
     assert again.returncode == 0 and again.stdout.startswith("dist-test: all is well: 3 ranks, gloo, ")
     assert len(again.stdout.splitlines()) == 2  # one line for the host
 
@@ -96,20 +97,27 @@ class Told:
     left: list[str]
 
 
-def with_fault(run_python: Run, *command: object, fault: dict[str, Any], **more: str) -> Told:
+def with_fault(run_torch: Run, *command: object, fault: dict[str, Any], **more: str) -> Told:
     case = f"{os.getpid()}-{next(NUMBERS)}"
     env = {**ENV, "DIST_FAULT": json.dumps(fault), "DIST_CASE": case, **more}
     began = time.monotonic()
-    done = run_python(*command, timeout=200, env=env)
+    done = run_torch(*command, timeout=200, env=env)
     return Told(document(done, 1), time.monotonic() - began, left(case))
 
 
 @pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest, run_python: Run) -> Iterator[AtOnce]:
-    """Those that wait, a few at once. The real timeout is the first, when not much else has begun."""
+def runs(request: pytest.FixtureRequest, run_torch: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AtOnce]:
+    """Most of them wait, so a few run at once. The real timeout is the first, when not much else has begun."""
     pytest.importorskip("torch")
-    with AtOnce(3) as found:
-        for name in chosen(request, "name"):
+    with AtOnce(5) as found:
+        for name in sorted(chosen(request, "name"), key=lambda name: name != "real timeout"):
+            if name == "all is well":
+                found.add(name, partial(all_is_well, run_torch, tmp_path_factory.mktemp("well") / "run.json"))
+                continue
+            if name == "classic":
+                words = (*torchrun(name), CLASSIC, "--backend", "gloo", "--bytes", "4")
+                found.add(name, partial(run_torch, *words, timeout=200, env=ENV))
+                continue
             if name in FAULTS:
                 words, fault, light = (PROGRAM, *QUICK, "--timeout", "10"), FAULTS[name][0], {}
             elif name == "real timeout":
@@ -118,8 +126,12 @@ def runs(request: pytest.FixtureRequest, run_python: Run) -> Iterator[AtOnce]:
                 words = (*torchrun(name), PROGRAM, "--backend", "gloo", "--json", "--timeout", "10")
                 fault, light = {"ranks": [0], "do": name}, LIGHT
             fault = {"at": "init", **fault}
-            found.add(name, partial(with_fault, run_python, *words, fault=fault, **light))
+            found.add(name, partial(with_fault, run_torch, *words, fault=fault, **light))
         yield found
+
+
+def all_is_well(run_torch: Run, out: Path) -> tuple[subprocess.CompletedProcess[str], Path]:
+    return run_torch(PROGRAM, *QUICK, "-o", out, timeout=120, env=ENV), out
 
 
 @pytest.mark.parametrize("name", ["real timeout"])
@@ -160,10 +172,12 @@ LIGHT = {"DIST_LIGHT": "1"}
 NUMBERS = itertools.count()
 
 
-def test_the_classic_command_line(run_python: Run) -> None:
-    pytest.importorskip("torch")
-    tool = ROOT / "tools" / "torch-distributed-gpu-test.py"
-    done = run_python(*torchrun("classic"), tool, "--backend", "gloo", "--bytes", "4", timeout=200, env=ENV)
+CLASSIC = ROOT / "tools" / "torch-distributed-gpu-test.py"
+
+
+@pytest.mark.parametrize("name", ["classic"])
+def test_the_classic_command_line(runs: AtOnce, name: str) -> None:
+    done = runs[name]
     assert done.returncode == 0, done.stderr
     assert [line.partition(",")[0] for line in done.stdout.splitlines()] == [
         *(f"[{socket.gethostname()}:{rank}] is OK (global rank: {rank}/3)" for rank in range(3)),
@@ -220,7 +234,8 @@ def left(case: str) -> list[str]:
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
                 environment = path.read_bytes()
-                if b"MLDEBUG_DIST_TEST=" in environment and f"DIST_CASE={case}".encode() in environment.split(b"\0"):
+                ours = b"MLDEBUG_DIST_TEST=" in environment and f"DIST_CASE={case}".encode() in environment.split(b"\0")
+                if ours or (path.parent / "comm").read_text().strip() == case:
                     found.append((path.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode())
             except OSError:
                 continue
