@@ -13,6 +13,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,25 @@ from mldebug.cluster.dist._probe import LARGE, answer, send_large, some_of_other
 from mldebug.cluster.dist._report import make_report
 from mldebug.cluster.dist._wire import connects, listen
 from mldebug.core.errors import MldebugError, UsageError
+from tests.at_once import AtOnce, chosen
 from tests.bed import bed as beds
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = str(Path(__file__).parent / "programs" / "dist_test.py")
 WAITS = {"DIST_LIGHT": "1", "DIST_FAULT": '{"ranks": [1], "at": "init", "do": "wait"}'}
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("collectors")]
+
+
+@pytest.fixture(scope="module")
+def collectors(request: pytest.FixtureRequest) -> Iterator[AtOnce]:
+    """Those that wait for ranks that do not come, all at once, from the first test on."""
+    lines, comes = chosen(request, "line"), chosen(request, "come")
+    with AtOnce(len(lines) + len(comes) or 1) as found:
+        for come in comes:
+            found.add(come, partial(met, come))
+        for line in lines:
+            found.add(line, partial(with_stranger, line))
+        yield found
 
 
 def env(**more: str) -> dict[str, str]:
@@ -113,7 +128,13 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("line", [b"[" * 200_000, b'{"t":' * 50_000, b"9" * 5000, b'{"t": "hello", "job": []}'])
-def test_a_stranger_does_not_end_the_collector(line: bytes) -> None:
+def test_a_stranger_does_not_end_the_collector(collectors: AtOnce, line: bytes) -> None:
+    ended, report = collectors[line]
+    assert ended and report["culprits"][0]["kind"] == "missing"
+
+
+def with_stranger(line: bytes) -> tuple[bool, dict[str, Any]]:
+    """Whether the collector came to its end, and its report."""
     listener = listen(address="127.0.0.1")
     place = ("127.0.0.1", listener.getsockname()[1])
     collector = Collector(Config(1, "job", timeout=1.5), listener, lambda evidence: make_report(evidence).to_dict())
@@ -125,7 +146,7 @@ def test_a_stranger_does_not_end_the_collector(line: bytes) -> None:
     stranger.sendall(line + b"\n")
     thread.join(100.0)
     stranger.close()
-    assert not thread.is_alive() and collector.report["culprits"][0]["kind"] == "missing"
+    return not thread.is_alive(), collector.report
 
 
 # Who speaks of rank 0
@@ -349,8 +370,14 @@ def _judged(file: Path) -> None:
 
 
 @pytest.mark.parametrize("come", [2, 1])
-def test_nodes_that_meet_over_a_loopback_address_are_no_worlds_apart(come: int) -> None:
+def test_nodes_that_meet_over_a_loopback_address_are_no_worlds_apart(collectors: AtOnce, come: int) -> None:
     """As torchrun with two nodes on one machine; where the others do not come it is said in some seconds."""
+    kinds = collectors[come]
+    assert "apart" not in kinds if come == 2 else kinds[0] == "apart"
+
+
+def met(come: int) -> list[str]:
+    """What is said of two nodes of which so many come, and leave after some seconds."""
     listener = listen(address="127.0.0.1")
     place = ("127.0.0.1", listener.getsockname()[1])
     collector = Collector(Config(2, "job", timeout=30), listener, lambda evidence: make_report(evidence).to_dict())
@@ -368,5 +395,4 @@ def test_nodes_that_meet_over_a_loopback_address_are_no_worlds_apart(come: int) 
     for sock in socks:
         sock.close()
     thread.join(100.0)
-    kinds = [one["kind"] for one in collector.report["culprits"]]
-    assert "apart" not in kinds if come == 2 else kinds[0] == "apart"
+    return [one["kind"] for one in collector.report["culprits"]]

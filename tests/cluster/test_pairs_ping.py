@@ -1,6 +1,6 @@
 """`mldebug pairs --ping`: TCP between hosts in namespaces, with real faults.
 
-Faults at which it waits are tried a few at once, each on hosts of its own; where rates count, one at a time.
+Faults at which it waits are tried at once, each on hosts of its own; where rates count, one at a time.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 def verdicts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AtOnce]:
     """Of the faults at which it waits: the verdict, and the file that was written."""
     folder = tmp_path_factory.mktemp("faults")
-    with AtOnce(4) as found:
+    with AtOnce(len(WAITS)) as found:
         for name in chosen(request, "name"):
             found.add(name, partial(on_own_hosts, folder / name.replace(" ", "-"), WAITS[name]))
         yield found
