@@ -9,6 +9,7 @@ import re
 import resource
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ def facts(device: Device) -> dict[str, Any]:
         "hostname": _names(),
         "master": resolve(os.environ["MASTER_ADDR"]) if os.environ.get("MASTER_ADDR") else [],
         "shm": _shm(),
+        "shm_fault": shm_fault(),
         "memlock": _memlock(),
         "cpus": _cpus(),
         "time": time.time(),
@@ -162,6 +164,16 @@ def _shm() -> int:
         told = os.statvfs("/dev/shm")
         return told.f_bavail * told.f_frsize
     return -1
+
+
+def shm_fault(folder: str = "/dev/shm") -> str:
+    """Why nothing can be put there; "" where it can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            os.posix_fallocate(file.fileno(), 0, 1 << 16)
+    except OSError as exc:
+        return (exc.strerror or str(exc)).lower()
+    return ""
 
 
 def _memlock() -> int:

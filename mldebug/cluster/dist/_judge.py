@@ -305,6 +305,11 @@ def _behind(evidence: Evidence) -> list[Culprit]:
     if apart:
         why = "did not get on for {:.0f} s, and others wait for it"
         return [_of_rank(evidence, rank, "behind", why.format(one["age"])) for rank, one in last]
+    if phase in ("start", "import"):  # nobody waits for others there: each has a place of its own to be looked at
+        hint = "one that is stuck shows the file it waits for; slow loading is given more time by --start-timeout"
+        still = sorted(ranks, key=lambda pair: pair[1]["state"] == "R")  # who computes may only be slow
+        reason = "has not loaded torch in {:.0f} s"
+        return [_of_rank(evidence, rank, "behind", reason.format(one["age"]), hint=hint) for rank, one in still]
     ages = [one["age"] for _, one in ranks]
     late = [rank for rank, one in ranks if one["age"] < min(ages) + 0.2 and max(ages) - min(ages) > 2.0]
     if late:

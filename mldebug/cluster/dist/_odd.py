@@ -23,6 +23,9 @@ def odd_settings(evidence: Evidence) -> Iterator[str]:
 
 
 def _of_rank(facts: dict[str, Any]) -> Iterator[str]:
+    fault = facts.get("shm_fault", "")
+    if fault:
+        yield f"/dev/shm takes no file ({fault}), and NCCL and DataLoader need it: `df /dev/shm`, docker run --ipc=host"
     device = facts.get("device", {})
     if device.get("index") is None:
         return
@@ -31,7 +34,7 @@ def _of_rank(facts: dict[str, Any]) -> Iterator[str]:
         yield "may use one CPU only: the threads of NCCL and of the loader share it (--cpus-per-task, --cpu-bind=none)"
     elif cpus and near and not cpus & near:
         yield f"may use none of the CPUs next to its GPU (NUMA node {device.get('numa_node', '?')})"
-    if 0 <= facts.get("shm", -1) < _SHM:
+    if not fault and 0 <= facts.get("shm", -1) < _SHM:
         yield f"/dev/shm has {facts['shm'] >> 20} MiB free: docker run --ipc=host, or --shm-size=8g"
     if facts.get("infiniband") and 0 <= facts.get("memlock", -1) < 1 << 34:
         yield f"memlock is limited to {facts['memlock'] >> 10} KiB, and InfiniBand needs it unlimited (ulimit -l)"

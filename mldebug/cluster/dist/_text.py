@@ -38,7 +38,9 @@ def _culprits(report: DistTestReport) -> Iterator[str]:
         if one.hint and (number == 0 or one.hint != report.culprits[number - 1].hint):
             yield f"hint: {one.hint}"
         if one.stack and number < 2:
-            yield from (f"    {line}" for line in one.stack.splitlines()[:6])
+            stack = one.stack.splitlines()
+            told = [line for line in stack if "<frozen importlib" not in line] or stack  # which file, not how
+            yield from (f"    {line}" for line in told[:6])
     if (rest := len(report.culprits) - _MOST) > 0:
         yield f"dist-test: and {rest} more"
     if report.waiting and report.culprits:
