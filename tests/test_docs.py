@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -146,6 +146,15 @@ def is_command(line: str) -> bool:
     )
 
 
+def each_once(texts: Iterable[str]) -> list[str]:
+    """Without the lines that say what one before says, with the options in another order."""
+    found: dict[str, str] = {}
+    for text in texts:
+        _, name, *arguments = shlex.split(text)
+        found.setdefault(f"{name} {sorted(vars(parser_of(name).parse_args(arguments)).items())}", text)
+    return list(found.values())
+
+
 def why_not_run(line: str) -> str:
     return next((reason for pattern, reason in NOT_RUN.items() if re.search(pattern, line)), "")
 
@@ -179,7 +188,7 @@ def test_the_command_lines_run(tmp_path: Path, run_python: Run) -> None:
         pytest.skip("could not import 'torch'")
     elsewhere = {line.text for line in LINES if line.reason == "tests/test_readme.py"}
     texts = list(dict.fromkeys(line.text for line in LINES if not line.reason and line.text not in elsewhere))
-    texts = [part.strip() for text in texts for part in text.split("; ")]
+    texts = each_once(part.strip() for text in texts for part in text.split("; "))
     prepare(tmp_path)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {"OMP_NUM_THREADS": "1", "PATH": path}
@@ -228,6 +237,11 @@ mldebug demo
         ("mldebug overflow -- train.py", False), ("srun mldebug pairs", True), ("mldebug trace -- train.py", False),
         ("mldebug demo", True),
     ]  # fmt: skip
+
+
+def test_lines_that_say_the_same_run_once() -> None:
+    lines = ["mldebug logs a b --json", "mldebug logs --json a b", "mldebug logs b a --json"]
+    assert each_once(lines) == [lines[0], lines[2]]
 
 
 def test_generated_pages_are_fresh(run_python: Run) -> None:

@@ -125,6 +125,9 @@ def test_commands_run(line: str, tmp_path: Path, run_torch: Any) -> None:
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     if line.startswith("mldebug "):
         done = run_torch("-m", *shlex.split(line), cwd=tmp_path, timeout=110)
+    elif line.startswith("torchrun "):
+        words = ("-m", "torch.distributed.run", *shlex.split(line)[1:])
+        done = run_torch(ROOT / "tests" / "forked.py", *words, cwd=tmp_path, timeout=110)
     else:
         done = subprocess.run(
             line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
@@ -165,7 +168,7 @@ def test_the_report_is_what_the_demo_prints(run_torch: Any) -> None:
     pytest.importorskip("transformers")
     (shown,) = [block.text for block in blocks(README) if block.mark == "output of: mldebug demo"]
     done = run_torch("-m", "mldebug", "demo", timeout=110)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     rest = without_numbers(done.stdout)
     assert rest.startswith(without_numbers(shown.partition("[...]")[0]))
     for piece in filter(None, map(without_numbers, shown.split("[...]"))):

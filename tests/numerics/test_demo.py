@@ -95,6 +95,3 @@ def test_the_command(run_python: Any) -> None:
     assert document["event"]["module"] == "encoder.block.0.layer.1.DenseReluDense.wo"
     assert document["frames"]
     assert took < 60  # 8 s on two idle cores
-    done = run_python("-m", "mldebug", "demo", timeout=90)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("inf in the output of encoder.block.0.layer.1.DenseReluDense.wo")

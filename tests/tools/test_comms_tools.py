@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.timeout(120)
 
+FORKED = Path(__file__).resolve().parents[1] / "forked.py"
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 NAMES = ("all_reduce_bench.py", "all_gather_object_vs_all_reduce.py", "all_gather_object_vs_all_gather.py")
 
 
@@ -21,17 +24,15 @@ def run(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str
     )
 
 
-def torchrun(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """As the classic scripts say: python -u -m torch.distributed.run --nproc_per_node=2 ... SCRIPT."""
-    launch = ("-u", "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_endpoint", "localhost:0")
-    command = [sys.executable, *launch, "--rdzv_backend", "c10d", str(TOOLS / name), *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+def torchrun(run_torch: Run, folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """As the classic scripts say: python -m torch.distributed.run --nproc-per-node 2 ... SCRIPT."""
+    launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv_endpoint", "localhost:0")
+    return run_torch(FORKED, *launch, "--rdzv_backend", "c10d", TOOLS / name, *words, cwd=folder, timeout=110)
 
 
-def test_the_table_of_all_payloads(tmp_path: Path) -> None:
-    done = torchrun(
-        tmp_path, NAMES[0], "--num_iterations", "2", "--num_warmup_iterations", "1", "--payload_size_in_gib", "0.0001",
-    )  # fmt: skip
+def test_the_table_of_all_payloads(run_torch: Run, tmp_path: Path) -> None:
+    words = ("--num_iterations", "2", "--num_warmup_iterations", "1", "--payload_size_in_gib", "0.0001")
+    done = torchrun(run_torch, tmp_path, NAMES[0], *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^\nEnvironment:\n- software: torch=\S+, .*\n- hardware: .+$", done.stdout, re.MULTILINE)
     assert "The average bandwidth of all_reduce over 2 ranks (1 warmups / 2 trials):" in done.stdout
@@ -45,18 +46,18 @@ def test_the_table_of_all_payloads(tmp_path: Path) -> None:
     assert "Elapsed time: 0:0" in done.stdout and list(tmp_path.glob("busbw-mean-*-2.png"))
 
 
-def test_the_profile_of_one_payload(tmp_path: Path) -> None:
+def test_the_profile_of_one_payload(run_torch: Run, tmp_path: Path) -> None:
     words = ("--backend", "gloo", "--nproc", "2", "--num_iterations", "7", "--profile_stability")
     assert run(tmp_path, NAMES[0], *words).returncode == 2
-    done = run(tmp_path, NAMES[0], *words, "--payload_size_in_gib", "0.0001")
+    done = run_torch(TOOLS / NAMES[0], *words, "--payload_size_in_gib", "0.0001", cwd=tmp_path, timeout=90)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^\| +\d+\.\d\dGBps \| +\d+\.\d\dGBps \|$", done.stdout, re.MULTILINE)) == 7
     assert list(tmp_path.glob("busbw-profile-*-2.png"))
 
 
 @pytest.mark.parametrize("name, other", [(NAMES[1], "all_reduce"), (NAMES[2], "all_gather")])
-def test_objects_against_tensors(tmp_path: Path, name: str, other: str) -> None:
-    done = torchrun(tmp_path, name, "--calls", "20")
+def test_objects_against_tensors(run_torch: Run, tmp_path: Path, name: str, other: str) -> None:
+    done = torchrun(run_torch, tmp_path, name, "--calls", "20")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^all_gather_object=[\d.e-]+$", done.stdout, re.MULTILINE)) == 2
     assert len(re.findall(rf"^{other} *=[\d.e-]+$", done.stdout, re.MULTILINE)) == 2
