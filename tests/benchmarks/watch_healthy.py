@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -357,20 +358,22 @@ for step in range(60):
         sys.exit(3)
 dist.destroy_process_group()
 """
+TORCHRUN = ("-m", "torch.distributed.run")
+FORKED = str(Path(__file__).parents[1] / "forked.py")
 QUICK = ("sleeps_in_a_loop", "download", "subprocess_sleeps")
 
 
-def run(name: str, program: str, timeout: float, ranks: int, *options: str) -> tuple[str, float]:
+def run(name: str, program: str, timeout: float, ranks: int, launch: Sequence[str]) -> tuple[str, float]:
     """What was wrong with the run ("" if nothing), and how long it took."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"{name}.py")
         path.write_text(program, encoding="utf-8")
-        where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", str(ranks), *options]
+        where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", str(ranks)]
         watch = [sys.executable, "-m", "mldebug", "watch", "--timeout", str(timeout), "--on-hang", "spy,kill", "--json"]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder, "LONG": str(2.6 * timeout)}
         began = time.monotonic()
         done = subprocess.run(
-            [*watch, "--", sys.executable, "-m", "torch.distributed.run", *where, str(path)],
+            [*watch, "--", sys.executable, *launch, *where, str(path)],
             env=env,
             capture_output=True,
             text=True,
@@ -398,18 +401,19 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=8.0, help="of watch (default: 8)")
     parser.add_argument("--only", default="", metavar="REGEX", help="only jobs whose name matches")
     parser.add_argument("--times", type=int, default=20, help="runs of the steady job (default: 20)")
-    parser.add_argument("--quick", action="store_true", help="three jobs of two ranks at once")
+    parser.add_argument("--quick", action="store_true", help="three jobs of two ranks at once, which torchrun forks")
     args = parser.parse_args()
     timeout = 8.0 if args.quick else args.timeout  # a busy machine takes seconds to start a program
-    jobs = [(name, HEAD + body + TAIL, ()) for name, body in SLOW.items() if not args.quick or name in QUICK]
+    launch = (FORKED, *TORCHRUN) if args.quick else TORCHRUN
+    jobs = [(name, HEAD + body + TAIL, launch) for name, body in SLOW.items() if not args.quick or name in QUICK]
     if not args.quick:
-        jobs += [("elastic_restart", ELASTIC, ("--max-restarts", "1"))]
-        jobs += [(f"steady_{number}", HEAD + STEADY + TAIL, ()) for number in range(args.times)]
+        jobs += [("elastic_restart", ELASTIC, (*launch, "--max-restarts", "1"))]
+        jobs += [(f"steady_{number}", HEAD + STEADY + TAIL, launch) for number in range(args.times)]
     jobs = [job for job in jobs if re.search(args.only, job[0])]
     wrong = 0
     with ThreadPoolExecutor(len(QUICK) if args.quick else 1) as pool:  # these do nothing but wait
         ranks = 2 if args.quick else 3
-        runs = [(name, pool.submit(run, name, program, timeout, ranks, *options)) for name, program, options in jobs]
+        runs = [(name, pool.submit(run, name, program, timeout, ranks, launch)) for name, program, launch in jobs]
         for name, one in runs:
             trouble, seconds = one.result()
             wrong += bool(trouble)

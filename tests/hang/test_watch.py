@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +24,14 @@ from mldebug.hang._find import processes
 from mldebug.hang._page import WATCHED, reclaim_folders, start_ticks
 from mldebug.hang._watch import watch
 from mldebug.hang._watch_looks import Looks
+from tests.at_once import AtOnce
+from tests.ranks.rank_kit import FORKED
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 PROGRAMS = Path(__file__).parent / "programs"
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT)
 
 
 def as_rank(program: str) -> list[str]:
@@ -41,13 +44,113 @@ def as_rank(program: str) -> list[str]:
     return [sys.executable, "-c", launcher]
 
 
-def torchrun(ranks: int, program: Path, *args: str) -> list[str]:
+def forked_torchrun(ranks: int, program: str, *args: str) -> list[str]:
     where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", str(ranks)]
-    return [sys.executable, "-m", "torch.distributed.run", *where, str(program), *args]
+    return [sys.executable, str(FORKED), "-m", "torch.distributed.run", *where, str(PROGRAMS / program), *args]
 
 
 def left_behind(word: str) -> list[int]:
     return [one.pid for one in processes().values() if word in one.line and one.pid != os.getpid()]
+
+
+def start_watch(program: str, ready: Path, *options: str) -> subprocess.Popen[bytes]:
+    """The command on a program, once that has made the file `ready`."""
+    words = [sys.executable, "-m", "mldebug", "watch", *options, "--", sys.executable, "-c", program]
+    process = subprocess.Popen(words, start_new_session=True)
+    assert becomes(ready.exists)
+    return process
+
+
+def becomes(holds: Callable[[], bool], patience: float = 100) -> bool:
+    deadline = time.monotonic() + patience
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return holds()
+
+
+def folders(pid: int) -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"{WATCHED}{pid}-")]
+
+
+# Jobs that mostly wait, as watch does, are started at once by the first test of them. These tests come before those
+# that call watch() here: it buries what ends below this process.
+
+
+def under_watch(options: Sequence[str], command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "mldebug", "watch", *options, "--on-hang", "spy,kill", "--json", "--", *command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
+
+
+def slow_jobs() -> subprocess.CompletedProcess[str]:
+    benchmark = Path(__file__).parents[1] / "benchmarks" / "watch_healthy.py"
+    words = [sys.executable, str(benchmark), "--quick"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=250, check=False)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AtOnce]:
+    folder = tmp_path_factory.mktemp("jobs")
+    with AtOnce(3) as found:
+        found.add("slow", slow_jobs)
+        found.add("hung", lambda: under_watch(["--timeout", "4"], forked_torchrun(3, "guarded_gather.py")))
+        healthy = forked_torchrun(2, "healthy_steps.py", "40", "20")
+        found.add("healthy", lambda: under_watch(["--timeout", "3"], healthy))
+        for number in SIGNALS:
+            found.add(number, lambda number=number: signalled(folder, number))
+        yield found
+
+
+def test_a_hung_gloo_job(jobs: AtOnce) -> None:
+    pytest.importorskip("torch")
+    done = jobs["hung"]
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert document["verdict"]["hung"]
+    assert document["verdict"]["kind"] == "rank-guarded-collective"
+    assert document["watch"]["left"] == []
+    assert left_behind("guarded_gather.py") == []
+
+
+def test_no_alarm_while_rank_0_writes_a_checkpoint(jobs: AtOnce) -> None:
+    pytest.importorskip("torch")
+    document = json.loads(jobs["healthy"].stdout)
+    assert not document["verdict"]["hung"], document["verdict"]
+    assert document["ok"]
+    assert document["watch"]["looks"] > 2
+
+
+@pytest.mark.timeout(300)
+def test_slow_jobs_are_left_alone(jobs: AtOnce) -> None:
+    pytest.importorskip("torch")
+    done = jobs["slow"]
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == "3 of 3 left alone"
+
+
+def signalled(folder: Path, number: int) -> tuple[int, int, int]:
+    """Of a job whose watch got a signal: its folders at the start, the status, its folders at the end."""
+    ready = folder / f"ready-{number}"
+    program = f"""
+import signal, sys, time
+got = []
+def handle(number, frame):
+    got.append(number)
+signal.signal({number:d}, handle)
+open({str(ready)!r}, "w").close()
+while not got:
+    time.sleep(0.1)
+time.sleep(1)
+sys.exit(20 + len(got))
+"""
+    process = start_watch(program, ready)
+    before = len(folders(process.pid))
+    process.send_signal(number)
+    return before, process.wait(100), len(folders(process.pid))
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=str)
+def test_signals_go_to_the_job_once(jobs: AtOnce, number: int) -> None:
+    assert jobs[number] == (1, 21, 0)
 
 
 def test_a_stopped_rank_is_named_and_all_of_it_ended() -> None:
@@ -137,46 +240,6 @@ def test_the_command_says_what_is_wrong(run_python: Run) -> None:
     assert run_python("-m", "mldebug", "watch").returncode == 2
 
 
-def start_watch(program: str, ready: Path, *options: str) -> subprocess.Popen[bytes]:
-    """The command on a program, once that has made the file `ready`."""
-    words = [sys.executable, "-m", "mldebug", "watch", *options, "--", sys.executable, "-c", program]
-    process = subprocess.Popen(words, start_new_session=True)
-    assert becomes(ready.exists)
-    return process
-
-
-def becomes(holds: Callable[[], bool], patience: float = 100) -> bool:
-    deadline = time.monotonic() + patience
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return holds()
-
-
-def folders(pid: int) -> list[str]:
-    return [name for name in os.listdir("/dev/shm") if name.startswith(f"{WATCHED}{pid}-")]
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT], ids=str)
-def test_signals_go_to_the_job_once(tmp_path: Path, number: int) -> None:
-    program = f"""
-import signal, sys, time
-got = []
-def handle(number, frame):
-    got.append(number)
-signal.signal({number:d}, handle)
-open({str(tmp_path / "ready")!r}, "w").close()
-while not got:
-    time.sleep(0.1)
-time.sleep(1)
-sys.exit(20 + len(got))
-"""
-    process = start_watch(program, tmp_path / "ready")
-    assert len(folders(process.pid)) == 1
-    process.send_signal(number)
-    assert process.wait(100) == 21
-    assert folders(process.pid) == []
-
-
 def test_a_second_ctrl_c_ends_a_job_that_ignores_them(tmp_path: Path) -> None:
     word = f"odd-word-{os.getpid()}"
     program = f"""
@@ -262,34 +325,6 @@ def test_a_look_that_fails_is_told_once_and_the_job_goes_on(
     assert (report.status, report.killed) == (0, False)
     assert report.looks > 1
     assert capsys.readouterr().err.count("ZeroDivisionError: in the judge") == 1
-
-
-def test_a_hung_gloo_job(run_python: Run) -> None:
-    command = torchrun(3, PROGRAMS / "guarded_gather.py")
-    options = ["--timeout", "4", "--on-hang", "spy,kill", "--json"]
-    done = run_python("-m", "mldebug", "watch", *options, "--", *command, timeout=100)
-    document = json.loads(done.stdout)
-    assert done.returncode == 1
-    assert document["verdict"]["hung"]
-    assert document["verdict"]["kind"] == "rank-guarded-collective"
-    assert document["watch"]["left"] == []
-    assert left_behind("guarded_gather.py") == []
-
-
-def test_no_alarm_while_rank_0_writes_a_checkpoint() -> None:
-    report = watch(torchrun(2, PROGRAMS / "healthy_steps.py", "40", "20"), timeout=3, on_hang=("spy", "kill"))
-    assert not report.verdict.hung, report.text()
-    assert report.ok
-    assert report.looks > 2
-
-
-@pytest.mark.timeout(300)
-def test_slow_jobs_are_left_alone(run_python: Run) -> None:
-    pytest.importorskip("torch")
-    benchmark = Path(__file__).parents[1] / "benchmarks" / "watch_healthy.py"
-    done = run_python(benchmark, "--quick", timeout=250)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1] == "3 of 3 left alone"
 
 
 def test_a_stack_that_is_late_when_the_alarm_is_near_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,4 +15,5 @@ for step in range(int(sys.argv[1])):
             time.sleep(0.5)
     time.sleep(0.02)
 dist.barrier()
+del model  # before its process group, as tests/forked.py says
 dist.destroy_process_group()
