@@ -17,7 +17,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
 from mldebug.core.errors import UsageError
-from mldebug.core.interrupt import Kept
+from mldebug.core.interrupt import PythonsOwn
 
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
@@ -44,7 +44,7 @@ def run_script(argv: Sequence[str], *, module: bool = False) -> None:
         sys.argv = [argv0, *argv[1:]]
         sys.modules["__main__"] = main
         try:
-            with Kept():
+            with PythonsOwn():
                 exec(code, main.__dict__)
         except BaseException as exc:
             if os.getpid() != pid:
@@ -87,7 +87,7 @@ def print_traceback(exc: BaseException) -> None:
 
 
 def _leave_out_our_end(traceback: TracebackType | None) -> None:
-    """Ctrl-C may come while we look at a line of the script, and is raised by us: the script's line is what counts."""
+    """Ctrl-C may come while the script's line is traced or recorded: the script's line is what counts."""
     last, ours = traceback, False
     while traceback is not None:
         path = traceback.tb_frame.f_code.co_filename

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import functools
 import os
 import shlex
 import shutil
@@ -13,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError, UsageError
-from mldebug.core.interrupt import Kept
 
 
 def refuse(target: Path, force: bool, mark: str, what: str, source: object = None) -> None:
@@ -91,9 +92,10 @@ def folder_beside(target: Path | None) -> Iterator[Path]:
     except OSError as exc:
         reason = (exc.strerror or str(exc)).lower()
         raise MldebugError(f"cannot write {target}: {reason}", "choose another folder") from exc
+    remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(remove)  # Ctrl-C in an import ends a command by what is registered here
     try:
-        with Kept():
-            yield folder
+        yield folder
     except Exception as exc:
         if not isinstance(exc, OSError) and "I/O error" not in str(exc):  # the writer of weights has errors of its own
             raise
@@ -104,7 +106,8 @@ def folder_beside(target: Path | None) -> Iterator[Path]:
         reason = (getattr(exc, "strerror", None) or str(exc).rpartition("I/O error: ")[2]).lower()
         raise MldebugError(f"cannot write {target or folder}: {reason}", "make room, or choose another folder") from exc
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove()
+        atexit.unregister(remove)
 
 
 def put(folder: Path, target: Path, force: bool) -> None:

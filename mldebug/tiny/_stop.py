@@ -6,6 +6,8 @@ import signal
 import threading
 from typing import Any
 
+from mldebug.core.interrupt import is_ours
+
 
 class Stop:
     """Inside `with`, Ctrl-C is noted and does not end the work: whoever looks at `asked` does. A second one ends all.
@@ -17,7 +19,8 @@ class Stop:
 
     def __enter__(self) -> Stop:
         main = threading.current_thread() is threading.main_thread()
-        self._replaces = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        self._before: Any = signal.getsignal(signal.SIGINT)
+        self._replaces = main and (self._before is signal.default_int_handler or is_ours(self._before))
         if self._replaces:
             signal.signal(signal.SIGINT, self._handle)
         return self
@@ -29,4 +32,4 @@ class Stop:
 
     def __exit__(self, *_: Any) -> None:
         if self._replaces:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, self._before)
