@@ -22,6 +22,7 @@ from mldebug.perf.matmul._run import Options
 
 ROOT = Path(__file__).resolve().parents[2]
 BROKEN = ROOT / "tests" / "perf" / "programs" / "mamf_broken.py"
+FORKED = ROOT / "tests" / "forked.py"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -34,9 +35,9 @@ def records(path: Path) -> list[dict[str, Any]]:
 def test_a_search_finds_a_shape_and_writes_every_block(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     said: list[str] = []
-    began = time.monotonic()
+    began = time.process_time()
     report = mamf("fp32", device="cpu", seconds=4, seed=3, output=path, progress=said.append)
-    assert time.monotonic() - began < 12  # what is asked for, and a machine that others use
+    assert time.process_time() - began < 12  # what is asked for and as much again; others may use the machine
     assert report.ok and report.settled and report.ended == ""
     assert report.dtype == "float32" and report.mode == "search" and report.seed == 3
     assert report.sustained > 0 and report.burst and report.flushed
@@ -58,7 +59,7 @@ def test_a_search_finds_a_shape_and_writes_every_block(tmp_path: Path) -> None:
 
 def test_given_shapes_are_all_that_is_measured_and_a_batch_beside_them(tmp_path: Path) -> None:
     report = mamf(
-        "bf16", device="cpu", seconds=3, shapes=[(256, 256, 384), (320, 64, 128)], also=[(64, 64, 64, 4)],
+        "bf16", device="cpu", seconds=1, shapes=[(256, 256, 384), (320, 64, 128)], also=[(64, 64, 64, 4)],
         output=tmp_path / "out.jsonl",
     )  # fmt: skip
     assert report.mode == "shapes"
@@ -69,11 +70,11 @@ def test_given_shapes_are_all_that_is_measured_and_a_batch_beside_them(tmp_path:
 
 def test_a_shape_without_room_is_left_out_with_the_reason(tmp_path: Path) -> None:
     huge = (1 << 20, 1 << 20, 1 << 20)
-    report = mamf("fp32", device="cpu", seconds=2, shapes=[huge, (256, 256, 256)], output=tmp_path / "out.jsonl")
+    report = mamf("fp32", device="cpu", seconds=1, shapes=[huge, (256, 256, 256)], output=tmp_path / "out.jsonl")
     assert report.failed["1048576x1048576x1048576"].startswith("out of memory: 1048576x1048576x1048576 needs 12582912")
     assert report.shape != huge and report.ok
     with pytest.raises(MldebugError, match="none of the shapes could be measured: out of memory"):
-        mamf("fp32", device="cpu", seconds=2, shapes=[huge], output=tmp_path / "other.jsonl")
+        mamf("fp32", device="cpu", seconds=1, shapes=[huge], output=tmp_path / "other.jsonl")
     assert records(tmp_path / "other.jsonl")[-1]["kind"] == "end"
 
 
@@ -90,7 +91,7 @@ def test_a_dtype_that_is_not_here_is_an_error_that_names_those_that_are(dtype: s
 
 @pytest.mark.parametrize("dtype", ["fp16", "int8", "fp8"])
 def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
-    report = mamf(dtype, device="cpu", seconds=1.5, shapes=[(64, 64, 64)], output=tmp_path / "out.jsonl")
+    report = mamf(dtype, device="cpu", seconds=0.5, shapes=[(256, 256, 256)], output=tmp_path / "out.jsonl")
     assert report.sustained > 0
     assert ("one scale for each tensor, fast accumulation on" in " ".join(report.text().split())) == (dtype == "fp8")
 
@@ -100,7 +101,7 @@ def test_float32_precision_is_what_it_was(tmp_path: Path) -> None:
 
     torch.set_float32_matmul_precision("high")
     try:
-        mamf("fp32", device="cpu", seconds=1, shapes=[(64, 64, 64)], output=tmp_path / "out.jsonl")
+        mamf("fp32", device="cpu", seconds=0.5, shapes=[(512, 512, 512)], output=tmp_path / "out.jsonl")
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -150,15 +151,10 @@ def test_a_device_that_fails_for_good_ends_it_with_the_best_so_far(run_torch: Ru
     assert records(tmp_path / "out.jsonl")[-1]["ended"].startswith("RuntimeError: CUDA error")
 
 
-def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed(run_torch: Run, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
-    words = [sys.executable, str(BROKEN), "none", "-", "--device", "cpu", "--dtype", "fp32", "--seconds", "15"]
-    process = subprocess.Popen([*words, "-o", str(path)], env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)})
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (not path.exists() or '"round 1"' not in path.read_text()):
-        time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    words = ("--device", "cpu", "--dtype", "fp32", "--seconds", "15", "-o", path)
+    assert run_torch(BROKEN, "SIGKILL", "round 1", *words, env=ONE_THREAD).returncode == -signal.SIGKILL
     with path.open("a") as file:
         file.write('{"kind": "blo')  # half a line, as a kill may leave
     _, before = read_results(path)
@@ -192,7 +188,7 @@ def test_the_file_goes_into_the_current_folder_and_never_into_the_package(
 def test_a_full_disk_is_a_warning_and_the_run_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")
-    report = mamf("fp32", device="cpu", seconds=1, shapes=[(64, 64, 64)], output="/dev/full")
+    report = mamf("fp32", device="cpu", seconds=0.5, shapes=[(512, 512, 512)], output="/dev/full")
     assert report.sustained > 0
     warned = capfd.readouterr().err
     assert warned.count("/dev/full is incomplete: no space left on device. The run goes on") == 1
@@ -200,7 +196,7 @@ def test_a_full_disk_is_a_warning_and_the_run_goes_on(capfd: pytest.CaptureFixtu
 
 def test_several_devices_are_measured_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    options = Options("fp32", "cpu", seconds=1.5, shapes=[(64, 64, 64)], output=str(tmp_path / "out"))
+    options = Options("fp32", "cpu", seconds=0.5, shapes=[(512, 512, 512)], output=str(tmp_path / "out"))
     report = run_many(options, [0, 0, 7], lambda text: None)
     assert [one["rank"] for one in report.devices] == [0, 1]
     assert report.missing == {"rank 2": "there is no cpu device 7"}
@@ -242,9 +238,9 @@ def test_a_straggler_is_told_from_cards_that_differ_a_little() -> None:
 
 
 def test_ranks_meet_by_a_store_under_torchrun(run_torch: Run, tmp_path: Path) -> None:
-    words = ("--device", "cpu", "--dtype", "fp32", "--seconds", "2", "--shape", "64x64x64", "--json", "-o", "out")
+    words = ("--device", "cpu", "--dtype", "fp32", "--seconds", "1", "--shape", "512x512x512", "--json", "-o", "out")
     done = run_torch(
-        "-m", "torch.distributed.run", "--nproc-per-node", "2", BROKEN, "none", "-", *words, env=ONE_THREAD,
+        FORKED, "-m", "torch.distributed.run", "--nproc-per-node", "2", BROKEN, "none", "-", *words, env=ONE_THREAD,
         cwd=tmp_path,
     )  # fmt: skip
     report = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
