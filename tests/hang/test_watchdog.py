@@ -19,6 +19,7 @@ from mldebug.core.errors import UsageError
 from mldebug.hang import load_evidence, spy
 from mldebug.hang._find import processes
 from tests.at_once import AtOnce
+from tests.ranks.rank_kit import FORKED
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -60,7 +61,7 @@ def job(folder: Path, ranks: int, *args: str) -> tuple[list[str], dict[str, str]
     where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", str(ranks)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MLDEBUG_AGENT": str(folder), "PYTHONPATH": path}
-    return [sys.executable, "-m", "torch.distributed.run", *where, str(PROGRAM), *args], env
+    return [sys.executable, str(FORKED), "-m", "torch.distributed.run", *where, str(PROGRAM), *args], env
 
 
 # Jobs under torchrun mostly wait: for the watchdog, or to see that it says nothing. All are started at once, by the
