@@ -5,13 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 import re
 import subprocess
-import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from io import BytesIO
@@ -36,6 +34,8 @@ from mldebug.numerics.page._html_picture import FAR, INF_COLOR, NAN_COLOR, pictu
 from .browser import Browser
 from .kit import INF as INFINITE
 from .kit import NAN, Net, train, watch
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 OPERATION = Operation(
     op="aten.exp", file="/home/user/attention.py", line=212, function="Attention.forward",
@@ -357,23 +357,21 @@ for i in range(3):
 """
 
 
-def command(tmp_path: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+def command(run_torch: Run, tmp_path: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = [sys.executable, "-m", "mldebug", "overflow", *options, "--", "train.py"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", **env}
-    return subprocess.run(done, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    return run_torch("-m", "mldebug", "overflow", *options, "--", "train.py", cwd=tmp_path, env=env, timeout=100)
 
 
-def test_the_command_writes_a_page_of_each_rank(tmp_path: Path) -> None:
-    done = command(tmp_path, "--html", "report.html", RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
+def test_the_command_writes_a_page_of_each_rank(run_torch: Run, tmp_path: Path) -> None:
+    done = command(run_torch, tmp_path, "--html", "report.html", RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
     assert done.returncode == 1 and "inf in the output" in done.stderr
     text = Reader((tmp_path / "report.rank1.html").read_text()).text
     assert "inf in the output of 0 (Linear), step 0, forward, rank 1" in text
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_page_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
-    done = command(tmp_path, "--html", "no/such/report.html")
+def test_a_page_that_cannot_be_written_is_said_before_the_run(run_torch: Run, tmp_path: Path) -> None:
+    done = command(run_torch, tmp_path, "--html", "no/such/report.html")
     assert done.returncode == 2
     assert "--html no/such/report.html: there is no folder" in done.stderr
 

@@ -16,19 +16,19 @@ TOOLS = Path(__file__).resolve().parents[2] / "tools"
 SMALL = ["--batch-size", "100", "--numbers", "100", "--rounds", "1"]
 
 
-def test_num_workers_bench(run_python: Run) -> None:
+def test_num_workers_bench(run_torch: Run) -> None:
     pytest.importorskip("torch")
     words = [*SMALL, "--step-seconds", "0.15", "--sample-seconds", "0.001", "--max-workers", "2"]
-    done = run_python(TOOLS / "num-workers-bench.py", *words)
+    done = run_torch(TOOLS / "num-workers-bench.py", *words)
     rows = re.findall(r"^num_workers=(\d): average time: (\d+\.\d{3})$", done.stdout, re.M)
     assert [row[0] for row in rows] == ["0", "1", "2"], done
     # 10 batches of 100 samples at 1 ms: a second where nothing is read ahead, and less where two workers do
     assert float(rows[0][1]) > 0.95 and float(rows[2][1]) < float(rows[0][1]), done.stdout
 
 
-def test_pin_memory_non_block_bench(run_python: Run) -> None:
+def test_pin_memory_non_block_bench(run_torch: Run) -> None:
     pytest.importorskip("torch")
-    done = run_python(TOOLS / "pin-memory-non-block-bench.py", *SMALL, "--step-seconds", "0.02", "--num-workers", "1")
+    done = run_torch(TOOLS / "pin-memory-non-block-bench.py", *SMALL, "--step-seconds", "0.02", "--num-workers", "1")
     form = r"^pin_memory=( True|False), non_blocking=( True|False): average time: \d+\.\d{3}$"
     rows = re.findall(form, done.stdout, re.M)
     assert [tuple(word.strip() for word in row) for row in rows] == [
