@@ -25,12 +25,20 @@ pytest_plugins = ["mldebug.testing"]
 def pytest_addoption(parser):
     parser.addoption("--size", type=int, default=0)
 """
+# Torchrun forks the ranks, each of which would spend two seconds of a core on the import of torch.
+FORKED = f"""
+import subprocess, types
+from mldebug.testing import _ranks
+def popen(words, **how):
+    return subprocess.Popen([words[0], {str(ROOT / "tests" / "forked.py")!r}, *words[1:]], **how)
+_ranks.subprocess = types.SimpleNamespace(**{{**vars(subprocess), "Popen": popen}})
+"""
 TESTS = (HERE / "programs" / "under_ranks.py").read_text()
 
 
-def project(folder: Path) -> list[str]:
+def project(folder: Path, conftest: str = CONFTEST) -> list[str]:
     """A project with those tests, and the command that runs them."""
-    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "conftest.py").write_text(conftest)
     (folder / "test_it.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:logging --strict-markers\ntimeout = 300\n")
     words = ["-m", "pytest", "-p", "no:cacheprovider", "--test-seed", "7", "--size", "3", "-rA", "--color=no"]
@@ -45,7 +53,7 @@ def environment(folder: Path) -> dict[str, str]:
 def told(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The output of all of them."""
     folder = tmp_path_factory.mktemp("project")
-    command = project(folder)
+    command = project(folder, CONFTEST + FORKED)
     done = subprocess.run(
         command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=390, check=False
     )
