@@ -35,9 +35,9 @@ def records(path: Path) -> list[dict[str, Any]]:
 def test_a_search_finds_a_shape_and_writes_every_block(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     said: list[str] = []
-    began = time.process_time()
+    began = time.monotonic()
     report = mamf("fp32", device="cpu", seconds=4, seed=3, output=path, progress=said.append)
-    assert time.process_time() - began < 12  # what is asked for and as much again; others may use the machine
+    assert time.monotonic() - began < 12  # what is asked for, and a machine that others use
     assert report.ok and report.settled and report.ended == ""
     assert report.dtype == "float32" and report.mode == "search" and report.seed == 3
     assert report.sustained > 0 and report.burst and report.flushed
@@ -155,14 +155,18 @@ def test_a_killed_run_is_resumed(run_torch: Run, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     words = ("--device", "cpu", "--dtype", "fp32", "--seconds", "15", "-o", path)
     assert run_torch(BROKEN, "SIGKILL", "round 1", *words, env=ONE_THREAD).returncode == -signal.SIGKILL
-    with path.open("a") as file:
-        file.write('{"kind": "blo')  # half a line, as a kill may leave
     _, before = read_results(path)
     assert before
+    found = next(one for one in records(path) if one["kind"] == "block" and one["phase"] == "round 1")
+    only_there = (328, 344, 376)  # the best so far, and no shape that a new search begins with
+    with path.open("a") as file:
+        file.write(json.dumps({**found, "shape": only_there, "share": 9.0}) + "\n")
+        file.write('{"kind": "blo')  # half a line, as a kill may leave
     report = mamf("fp32", device="cpu", seconds=2, resume=path)
     assert report.path == str(path)
     _, after = read_results(path)
-    assert set(before) <= set(after) and sum(map(len, after.values())) > sum(map(len, before.values()))
+    assert set(before) <= set(after) and sum(map(len, after.values())) > sum(map(len, before.values())) + 1
+    assert len(after[only_there]) > 1, "what the killed run found best takes part again"
     with pytest.raises(MldebugError, match="has dtype 'float32', and this run 'bfloat16'"):
         mamf("bf16", device="cpu", resume=path)
 
