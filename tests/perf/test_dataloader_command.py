@@ -211,15 +211,17 @@ class TestEnds:
             time.sleep(0.05)
         return False
 
-    def test_ctrl_c_ends_with_what_was_found(self) -> None:
-        process = self.start("--seconds", "60", "--num-workers", "1,2", "--json", "loader_data:make_loader")
+    def test_ctrl_c_ends_with_what_was_found(self, tmp_path: Path) -> None:
+        output = tmp_path / "report.json"
+        process = self.start("--seconds", "60", "--num-workers", "1,2", "-o", str(output), "loader_data:make_loader")
         assert self.wait(process.pid, lambda count: count >= 2)
         time.sleep(2.5)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=20)
         assert process.returncode == 130, stderr
-        report = json.loads(stdout)
-        assert report["complete"] is False and report["rows"], stderr
+        report = json.loads(output.read_text())
+        assert report["complete"] is False and report["interrupted"] is True and report["rows"], stderr
+        assert "it was interrupted before all was measured" in stdout and "time was up" not in stdout
         assert "Traceback" not in stderr and self.wait(process.pid, lambda count: count == 0)
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])

@@ -64,7 +64,7 @@ def dataloader_bench(
         try:
             bench.run()
         except KeyboardInterrupt as exc:
-            exc.report = bench.report(complete=False)  # type: ignore[attr-defined]
+            exc.report = bench.report(interrupted=True)  # type: ignore[attr-defined]
             raise
     return bench.report()
 

@@ -47,7 +47,7 @@ class DataloaderReport(Report):
     of a step that training waits for data with the chosen settings, measured with a step of that length. Times in
     seconds, memory in bytes. `gain` is how many times faster than now training goes with that step, or data come where
     none is known. `restart` is what an epoch costs before its first batch where workers are started anew,
-    `resume` where they are kept.
+    `resume` where they are kept. Not `complete` is what was `interrupted` by Ctrl-C, or had too little time.
     """
 
     rows: tuple[LoaderRow, ...]
@@ -67,6 +67,7 @@ class DataloaderReport(Report):
     notes: tuple[str, ...]
     seconds: float
     complete: bool
+    interrupted: bool = False
 
     @property
     def ok(self) -> bool:
@@ -90,14 +91,18 @@ class DataloaderReport(Report):
         lines = [*self._answer(), "", *self._table(), ""]
         lines += [f"{self.cpus} CPU{'s' * (self.cpus != 1)} {self.limits}", *self.notes]
         if not self.complete:
-            lines.append("time was up before all was measured: give it more with --seconds")
+            more = "" if self.interrupted else ": give it more with --seconds"
+            lines.append(f"{self._ended()} before all was measured{more}")
         filled = [line if line.startswith(" ") else _filled(line, width) for line in lines]
         return "\n".join(filled)
+
+    def _ended(self) -> str:
+        return "it was interrupted" if self.interrupted else "time was up"
 
     def _answer(self) -> list[str]:
         best = self.row(measured_as(self.chosen))
         if self.chosen is None or best is None:
-            return ["nothing was measured: time was up before the first batches had come"]
+            return [f"nothing was measured: {self._ended()} before the first batches had come"]
         lines = [f"use {code(self.chosen)}"]
         if self.chosen.non_blocking is not None and self.chosen.pin_memory:
             lines[0] += f" and batch.to(device, non_blocking={self.chosen.non_blocking})"

@@ -306,7 +306,7 @@ class Bench:
         if self.progress is not None:
             self.progress(f"{time.perf_counter() - self.began:.0f} of {self.budget:.0f} s: {what}")
 
-    def report(self, complete: bool = True) -> DataloaderReport:
+    def report(self, interrupted: bool = False) -> DataloaderReport:
         """What is known by now."""
         rows = tuple(self._row(one) for one in sorted(self.seen))
         chosen = self.chosen or self._smallest(self.seen)
@@ -332,7 +332,8 @@ class Bench:
             limits=self.limits.why,
             notes=tuple(notes),
             seconds=time.perf_counter() - self.began,
-            complete=complete and self.complete,
+            complete=self.complete and not interrupted,
+            interrupted=interrupted,
         )
 
     def _feeds(self, setting: Setting, rate: float) -> bool:
