@@ -61,12 +61,12 @@ class Hub(abc.ABC):
         """Seconds that an agent may say nothing; it beats twice a second."""
 
     def end(self, message: Message) -> None:
-        """Say to all that it is over, and wait for them for a moment."""
+        """Say to all that it is over, and wait for a moment for those that can hear it: not while they load torch."""
         self._over = True
         for agent in list(self.agents):
             self._send(agent, message)
         limit = time.monotonic() + _PARTING
-        while time.monotonic() < limit and self.agents:
+        while time.monotonic() < limit and any(agent.loaded for agent in self.agents):
             self._turn()
         self.silent += self.agents
         for agent in self.agents:
