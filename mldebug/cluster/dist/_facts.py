@@ -167,7 +167,9 @@ def _shm() -> int:
 
 
 def shm_fault(folder: str = "/dev/shm") -> str:
-    """Why nothing can be put there; "" where it can."""
+    """Why nothing can be put there; "" where it can, and on systems that have no such folder."""
+    if sys.platform != "linux":
+        return ""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, 1 << 16)
