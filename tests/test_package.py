@@ -18,7 +18,7 @@ import mldebug
 PACKAGE = Path(mldebug.__file__).parent
 SHARED = {"core"}
 MAY_IMPORT_ROOMS = {"cli", "testing", "preflight"}
-HEAVY = ("torch", "numpy", "rich", "transformers", "matplotlib")
+HEAVY = ("torch", "numpy", "rich", "transformers", "matplotlib", "email")  # email: by importlib.metadata
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from importlib import metadata
 from pathlib import Path
 
 from mldebug.core.errors import MldebugError
@@ -27,6 +26,8 @@ def needs(what: str, distribution: str, major: int) -> None:
 
     needs("a tiny model", "transformers", 5)
     """
+    from importlib import metadata  # twice what `mldebug --help` takes otherwise
+
     try:
         version = metadata.version(distribution)
     except metadata.PackageNotFoundError:
