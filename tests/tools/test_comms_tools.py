@@ -25,14 +25,17 @@ def run(folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str
 
 
 def torchrun(run_torch: Run, folder: Path, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """As the classic scripts say: python -m torch.distributed.run --nproc-per-node 2 ... SCRIPT."""
+    """The same with ranks that torchrun forks."""
     launch = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv_endpoint", "localhost:0")
     return run_torch(FORKED, *launch, "--rdzv_backend", "c10d", TOOLS / name, *words, cwd=folder, timeout=110)
 
 
-def test_the_table_of_all_payloads(run_torch: Run, tmp_path: Path) -> None:
+def test_the_table_of_all_payloads(tmp_path: Path) -> None:
+    """By the command of the classic script, to the letter: python -u -m torch.distributed.run --nproc_per_node=2 ..."""
     words = ("--num_iterations", "2", "--num_warmup_iterations", "1", "--payload_size_in_gib", "0.0001")
-    done = torchrun(run_torch, tmp_path, NAMES[0], *words)
+    launch = ("-u", "-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_endpoint", "localhost:0")
+    command = [sys.executable, *launch, "--rdzv_backend", "c10d", str(TOOLS / NAMES[0]), *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^\nEnvironment:\n- software: torch=\S+, .*\n- hardware: .+$", done.stdout, re.MULTILINE)
     assert "The average bandwidth of all_reduce over 2 ranks (1 warmups / 2 trials):" in done.stdout
